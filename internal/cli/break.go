@@ -66,7 +66,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 			return err
 		}
 		if !ui.SameHold(before, now) {
-			return failedf("%s has changed hands since the question, and was not broken", text.Quote(key))
+			return fmt.Errorf("%s has changed hands since the question, and was not broken", text.Quote(key))
 		}
 	}
 	if err := client.Break(ctx, key); err != nil {
@@ -78,16 +78,13 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 
 // confirm asks the user whether to break key. It returns an error unless the user says yes.
 func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
-	held := text.Quote(key) + " is held"
-	if s.Owner != "" {
-		held += " by " + text.Quote(s.Owner)
-	}
+	held := fmt.Sprintf("%s is %v", text.Quote(key), refusal(s))
 	if in, ok := a.in.(*os.File); !ok || !term.IsTerminal(int(in.Fd())) {
 		return usagef("%s, and the holder's work may still be running; --force breaks it without a question", held)
 	}
-	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", held)
+	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", text.Plain(held))
 
-	line, err := input(ctx, func() string {
+	line, err := unlessEnded(ctx, func() string {
 		line, _ := bufio.NewReader(a.in).ReadString('\n')
 		return strings.ToLower(strings.TrimSpace(line))
 	})
@@ -96,7 +93,7 @@ func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 		fmt.Fprintln(a.err)
 		return err
 	case line != "y" && line != "yes":
-		return failedf("%s was not broken", text.Quote(key))
+		return fmt.Errorf("%s was not broken", text.Quote(key))
 	}
 	return nil
 }

@@ -35,14 +35,20 @@ func Main(more ...Strategy) int {
 // execute runs one command line and returns the exit code.
 func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, release := interruptible(context.Background(), job.Ending...)
-	a := &app{in: stdin, out: stdout, err: stderr, release: release}
+	printing, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	out := output{printing, fail, stdout}
+	a := &app{in: stdin, stdout: stdout, out: out, err: stderr, release: release}
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(stdin)
-	root.SetOut(stdout)
+	root.SetOut(out)
 	root.SetErr(stderr)
 
 	cmd, err := root.ExecuteContextC(ctx)
+	if failed := context.Cause(printing); failed != nil && ctx.Err() == nil {
+		a.ran, err = true, failed // err is not about the command line, not even of hasp --help
+	}
 	if cause := release(); cause != nil && err != nil {
 		err = cause // drop err, which is only about the interrupted call
 	}
@@ -52,10 +58,10 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 // app has what all commands share.
 type app struct {
 	in       io.Reader
-	out, err io.Writer
+	stdout   io.Writer // as hasp has inherited it
+	out, err io.Writer // out is an output to stdout
 	release  func() error // the function release that interruptible has returned
 	store    storeFlags
-	owner    string // the owner of this process's locks; the method open sets it
 	strategy string // the store's strategy; the method open sets it
 	ran      bool   // a command has begun; earlier errors are about the command line
 	code     int    // the exit code of a command that returned no error
@@ -181,7 +187,7 @@ func (a *app) manCommand() *cobra.Command {
 				}
 			}
 			_, err := io.WriteString(a.out, page+".SH \"FLAGS OF ALL COMMANDS\"\n"+roff(root.PersistentFlags().FlagUsages()))
-			return printed(err)
+			return err
 		},
 	}
 }

@@ -66,7 +66,7 @@ func (a *app) conform(cmd *cobra.Command, _ []string) error {
 		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: a Go test with package conformance can run it.`)
 	}
 	if err != nil && ctx.Err() == nil {
-		return failedf("%s", strings.TrimPrefix(err.Error(), "conformance: "))
+		return errors.New(strings.TrimPrefix(err.Error(), "conformance: "))
 	}
 	return err
 }

@@ -96,12 +96,12 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	dir, err := os.MkdirTemp("", "hasp-demo-")
 	if err != nil {
-		return printed(err)
+		return err
 	}
 	defer os.RemoveAll(dir)
 	d.Key, d.File = "hasp-demo-"+rand.Text(), filepath.Join(dir, "number")
 	if err := writeNumber(d.File, 0); err != nil {
-		return printed(err)
+		return err
 	}
 
 	ctx, place := cmd.Context(), "no lock at all"
@@ -141,7 +141,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	}
 	number, err := readNumber(d.File)
 	if err != nil {
-		return printed(err)
+		return err
 	}
 	a.reportDemo(d, number)
 	if page {
@@ -186,7 +186,7 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 	end = func() { cancel(); page.Wait() }
 
 	_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n", ln.Addr(), ui.ID(d.Key))
-	if err = printed(err); err == nil {
+	if err == nil {
 		err = s.AwaitBrowser(ctx)
 	}
 	if err != nil {
@@ -203,7 +203,7 @@ const workerEnv = "HASP_DEMO_WORKER"
 func (a *app) runWorkers(ctx context.Context, d *demo) error {
 	self, err := os.Executable()
 	if err != nil {
-		return printed(err)
+		return err
 	}
 	running, cancel := context.WithCancel(ctx)
 	var live sync.WaitGroup
@@ -215,13 +215,13 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 		cmd := exec.CommandContext(running, self)
 		cmd.Env = append(os.Environ(), workerEnv+"=1")
 		var said strings.Builder
-		cmd.Stdout, cmd.Stderr = a.out, &said
+		cmd.Stdout, cmd.Stderr = a.stdout, &said // not a.out, which would give each worker a pipe of its own, so that lines lose their order
 		in, err := cmd.StdinPipe()
 		if err == nil {
 			err = cmd.Start()
 		}
 		if err != nil {
-			return printed(err)
+			return err
 		}
 		live.Go(func() {
 			_ = json.NewEncoder(in).Encode(worker{*d, number, turns, dies}) // an error means that the worker has ended
@@ -269,10 +269,7 @@ func workerError(cmd *exec.Cmd, err error, number int, said string) error {
 	case said == "" && ws.Signaled(): // SIGPIPE, if no process reads the output any more
 		return endedBy(ws.Signal())
 	}
-	code := exitFailed
-	if n := cmd.ProcessState.ExitCode(); n > 0 {
-		code = n
-	}
+	code := max(cmd.ProcessState.ExitCode(), exitFailed) // -1 after a signal
 	return codeError{code, fmt.Errorf("worker %d: %s", number, strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: "))}
 }
 
@@ -302,7 +299,7 @@ func workDemo(ctx context.Context) int {
 
 func (w *worker) work(ctx context.Context) error {
 	if err := json.NewDecoder(os.Stdin).Decode(w); err != nil {
-		return printed(err)
+		return err
 	}
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin) // wait until the parent has ended
@@ -360,17 +357,17 @@ func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error
 func (w *worker) increment(valid func() error, how string) error {
 	n, err := readNumber(w.File)
 	if err != nil {
-		return printed(err)
+		return err
 	}
 	time.Sleep(about(w.Work))
 	if err := valid(); err != nil {
 		return err
 	}
 	if err := writeNumber(w.File, n+1); err != nil {
-		return printed(err)
+		return err
 	}
 	_, err = fmt.Printf("%s  worker %d writes %d of %d%s\n", w.clock(), w.Number, n+1, demoWorkers*w.Increments, how)
-	return printed(err)
+	return err
 }
 
 // about returns a random duration between d/2 and 3d/2.

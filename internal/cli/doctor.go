@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/cli/text"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
@@ -18,8 +19,7 @@ import (
 // doctor has the state of a call of hasp doctor.
 type doctor struct {
 	*app
-	bad    int   // how many lines are bad
-	broken error // the last error of a write
+	bad int // how many lines are bad
 }
 
 func (a *app) doctorCommand() *cobra.Command {
@@ -47,10 +47,7 @@ func (d *doctor) found(level, what, said string) {
 	if level == redisstore.Bad {
 		d.bad++
 	}
-	_, err := fmt.Fprintf(d.out, "%-4s  %s: %s\n", level, text.Plain(what), text.Plain(d.store.redact(said)))
-	if err != nil {
-		d.broken = err
-	}
+	fmt.Fprintf(d.out, "%-4s  %s: %s\n", level, text.Plain(what), text.Plain(d.store.redact(said)))
 }
 
 func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
@@ -74,7 +71,7 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 			}
 		}
 		if err != nil {
-			return err
+			return &backend.UnavailableError{Err: err}
 		}
 	}
 	if d.bad == 0 { // otherwise Open fails for the same reason
@@ -86,9 +83,9 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 		d.try(ctx, client)
 	}
 	if d.bad > 0 {
-		return failedf("bad lines: %d", d.bad)
+		return fmt.Errorf("bad lines: %d", d.bad)
 	}
-	return printed(d.broken)
+	return nil
 }
 
 // try finds out what the user may do, and how long a lock takes.

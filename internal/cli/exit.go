@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +19,7 @@ import (
 // These are the exit codes of hasp itself. 64, 69 and 75 are as in sysexits.h, 126 and 127 as in
 // every shell.
 const (
-	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite; or stdout could not be written
+	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite; or stdout or a file could not be written
 	exitUsage       = 64  // EX_USAGE: the command line, the key, the URL or the file is wrong
 	exitStore       = 69  // EX_UNAVAILABLE: the store cannot be reached or did not answer
 	exitNotAcquired = 75  // EX_TEMPFAIL: another program holds the key; try again later
@@ -61,28 +62,10 @@ func usagef(format string, args ...any) error {
 	return codeError{exitUsage, fmt.Errorf(format, args...)}
 }
 
-// failedf returns the error of a check that failed.
-func failedf(format string, args ...any) error {
-	return codeError{exitFailed, fmt.Errorf(format, args...)}
-}
-
-// printed returns err, the error of a write to stdout, with the exit code exitFailed. Without this
-// code, err would look like an error of the store.
-func printed(err error) error {
-	if err == nil {
-		return nil
-	}
-	return codeError{exitFailed, err}
-}
-
 // endedBy returns the error of a command that a signal has ended. As in shells, the exit code is
 // 128 + the signal's number.
 func endedBy(sig os.Signal) error {
-	code := exitFailed
-	if n, ok := sig.(syscall.Signal); ok {
-		code = exitSignal + int(n)
-	}
-	return codeError{code, errors.New("ended by signal: " + sig.String())}
+	return codeError{exitSignal + int(sig.(syscall.Signal)), errors.New("ended by signal: " + sig.String())}
 }
 
 // exit prints err in one line and returns the exit code.
@@ -97,7 +80,7 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 	}
 
 	code := exitCode(err)
-	if code != exitSignal+int(syscall.SIGPIPE) { // no error for the user, as in "hasp demo | head"
+	if code != exitSignal+int(syscall.SIGPIPE) { // see output.Write
 		a.complain("%v", err)
 	}
 	return code
@@ -114,15 +97,12 @@ func (a *app) complain(format string, args ...any) {
 	// The write may block, for example if a pager does not read on, or after Ctrl-S in a terminal.
 	// Do not wait long for it, so that hasp neither keeps a key nor ignores a signal meanwhile. The
 	// line still appears if stderr is read before hasp ends.
-	written := make(chan struct{})
-	go func() {
-		defer close(written)
-		_, _ = io.WriteString(a.err, line)
-	}()
-	select {
-	case <-written:
-	case <-time.After(time.Second):
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, _ = unlessEnded(ctx, func() error {
+		_, err := io.WriteString(a.err, line)
+		return err
+	})
 }
 
 func exitCode(err error) int {
@@ -138,6 +118,8 @@ func exitCode(err error) int {
 		return exitNotAcquired
 	case errors.Is(err, hasp.ErrLost):
 		return exitLost
+	case errors.Is(err, hasp.ErrUnavailable):
+		return exitStore
 	}
-	return exitStore
+	return exitFailed
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -72,12 +73,7 @@ slots are held, and 1 if a caller could get it.`,
 				case !asJSON:
 					return printStatus(a.out, args[0], status, slots, n)
 				}
-				return a.printJSON("  ", struct {
-					Key     string `json:"key"`
-					Foreign bool   `json:"foreign,omitempty"`
-					hasp.Status
-					Slots map[int]hasp.Status `json:"slots,omitempty"`
-				}{args[0], ui.Foreign(status), status, slots})
+				return a.printEntry("  ", args[0], status, slots)
 			})
 		},
 	}
@@ -158,7 +154,7 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 		}
 		row("slots", "%d%s held", len(slots), of)
 		for _, i := range slices.Sorted(maps.Keys(slots)) {
-			row(fmt.Sprintf("slot %d", i), "held by %s", text.Quote(slots[i].Owner))
+			row(fmt.Sprintf("slot %d", i), "%s", text.Plain(refusal(slots[i]).Error()))
 		}
 	}
 	if s.Fence != 0 {
@@ -168,7 +164,7 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	for i, waiter := range s.Waiters {
 		row(fmt.Sprintf("waiter %d", i+1), "%s", text.Quote(waiter))
 	}
-	return printed(w.Flush())
+	return w.Flush()
 }
 
 // printJSON prints v in ASCII. If indent is empty, v takes one line.
@@ -180,5 +176,20 @@ func (a *app) printJSON(indent string, v any) error {
 	if err == nil {
 		_, err = a.out.Write(text.JSON(b.Bytes()))
 	}
-	return printed(err)
+	return err
+}
+
+// printEntry prints what is known of a key as JSON.
+func (a *app) printEntry(indent, key string, s hasp.Status, slots map[int]hasp.Status) error {
+	var raw []byte
+	if !utf8.ValidString(key) {
+		raw = []byte(key)
+	}
+	return a.printJSON(indent, struct {
+		Key     string `json:"key"`
+		Raw     []byte `json:"key_base64,omitempty"` // the key, if it is not UTF-8, because JSON cannot contain it
+		Foreign bool   `json:"foreign,omitempty"`
+		hasp.Status
+		Slots map[int]hasp.Status `json:"slots,omitempty"`
+	}{key, raw, ui.Foreign(s), s, slots})
 }

@@ -7,8 +7,6 @@ import (
 	"os/signal"
 	"slices"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,11 +19,12 @@ import (
 // it competes for the key again.
 type lead struct {
 	run
-	down   atomic.Bool // the last attempt could not reach the store
-	notice func()      // lets hasp wait as before its first command: it prints "waiting for KEY" in a moment, and Ctrl-Z stops it
-	quiet  func()      // ends that
-	ended  bool        // a command has ended
-	result job.Result  // the result of the last command
+	down   bool       // the last attempt could not reach the store
+	ended  bool       // a command has ended
+	result job.Result // the result of the last command
+
+	startWait func()      // sets endWait
+	endWait   func() bool // from run.beginWait; nil if hasp does not wait
 
 	// A signal ends the wait for the key. If the command runs, hasp passes the signal on to the
 	// command, and ends after the command. So mu is held while the command runs.
@@ -41,7 +40,7 @@ after --grace. Then it waits for KEY again, and starts COMMAND again.
 When COMMAND ends while hasp holds KEY, hasp frees KEY and exits with COMMAND's
 code. The next program leads at once, or with --min-hold when that is over. If the
 store cannot be reached at the start, hasp exits with 69. Later outages do not end
-hasp lead: it goes on asking. With --slots N, up to N programs lead at once.
+hasp lead: it goes on asking.
 
 A signal that ends hasp while it waits is passed on to COMMAND while that runs.
 hasp keeps KEY until COMMAND has ended, so that no other COMMAND starts before.
@@ -95,16 +94,7 @@ func (l *lead) lead(cmd *cobra.Command) error {
 		defer l.mu.Unlock()
 		cancel()
 	})()
-	l.notice = func() {
-		waiting, quiet := context.WithCancel(ctx)
-		timer := time.AfterFunc(noticeAfter, func() { l.sayWaiting(waiting, client) })
-		go job.StopItself(waiting)
-		l.quiet = func() {
-			timer.Stop()
-			quiet()
-		}
-	}
-	l.notice()
+	l.startWait = func() { l.endWait = l.beginWait(ctx, client) }
 
 	err = hasp.Lead(ctx, client, l.key, func(_ context.Context, lease *hasp.Lease) error {
 		return l.leading(cmd.Context(), lease)
@@ -126,7 +116,6 @@ func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 	signal.Notify(l.signals, job.NotIgnored(job.PassedOn)...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.quiet()
 	l.ended = false
 
 	// A signal that has already arrived ends hasp, and the command would not receive it. So do not
@@ -145,20 +134,28 @@ func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 	if ctx.Err() != nil {
 		l.cancel() // so that hasp does not compete for the key again
 	}
-
-	l.notice() // hasp may compete again
 	return err
 }
 
-// observe prints that hasp leads. In an outage it prints once that the store cannot be reached.
-func (l *lead) observe(_ context.Context, e hasp.Event) {
+// observe prints that hasp leads. In an outage it prints once that the store cannot be reached. Of
+// a wait, it prints one notice, although each attempt in an outage is another call of Lock.
+func (l *lead) observe(ctx context.Context, e hasp.Event) {
 	switch e.Kind {
+	case hasp.EventRequested:
+		if l.endWait == nil {
+			l.startWait()
+		}
 	case hasp.EventAcquired:
+		l.endWait()
+		l.endWait = nil
 		l.complain("leads %s", text.Quote(l.key))
-		l.down.Store(false)
+		l.down = false
 	case hasp.EventRefused:
-		if errors.Is(e.Err, hasp.ErrUnavailable) && !l.down.Swap(true) {
+		if errors.Is(e.Err, hasp.ErrUnavailable) && !l.down {
+			l.down = true
 			l.complain("%v; hasp goes on asking", e.Err)
 		}
+	default:
+		l.run.observe(ctx, e)
 	}
 }

@@ -90,7 +90,7 @@ func TestSignalBeforeTheCommandBegins(t *testing.T) {
 	defer lease.Unlock(t.Context())
 
 	cancelled := false
-	l := &lead{run: run{app: &app{}, key: "key", argv: []string{"true"}, path: "/bin/true"}, quiet: func() {}, cancel: func() { cancelled = true }}
+	l := &lead{run: run{app: &app{}, key: "key", argv: []string{"true"}, path: "/bin/true"}, cancel: func() { cancelled = true }}
 	l.signals = make(chan os.Signal, 1)
 	l.signals <- syscall.SIGTERM
 	if err := l.leading(t.Context(), lease); err == nil || l.ended || !cancelled {

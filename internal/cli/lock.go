@@ -49,16 +49,19 @@ the lock was lost: another program may have held KEY since.`,
 			if !utf8.ValidString(r.key) {
 				return usagef("KEY is not UTF-8, so a handle cannot contain it")
 			}
-			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
-				if describe(a.strategy).Reach == backend.Process {
-					return usagef("%s keeps locks inside this process, so no other command can unlock them", a.strategy)
-				}
-				lease, err := r.acquire(ctx, client, r.options(cmd))
-				if err != nil {
-					return err
-				}
-				return r.handOut(ctx, client, lease)
-			})
+			client, err := a.open(cmd, cmd.CommandPath(), r.observe)
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			if describe(a.strategy).Reach == backend.Process {
+				return usagef("%s keeps locks inside this process, so no other command can unlock them", a.strategy)
+			}
+			lease, err := r.acquire(cmd.Context(), client, r.options(cmd))
+			if err != nil {
+				return err
+			}
+			return r.handOut(cmd.Context(), client, lease)
 		},
 	}
 	r.waitFlags(cmd)
@@ -120,7 +123,7 @@ the lock was lost. "hasp lock --help" has an example.`,
 			line := args[0]
 			if line == "-" {
 				var err error
-				if line, err = input(cmd.Context(), func() string {
+				if line, err = unlessEnded(cmd.Context(), func() string {
 					b, _ := io.ReadAll(io.LimitReader(a.in, 1<<16))
 					return string(b)
 				}); err != nil {
@@ -139,18 +142,5 @@ the lock was lost. "hasp lock --help" has an example.`,
 				return f(ctx, lease, handle)
 			})
 		},
-	}
-}
-
-// input calls the function read, which reads stdin, and returns the result. If ctx ends first,
-// input returns an error, and the goroutine that reads stays until the program ends.
-func input(ctx context.Context, read func() string) (string, error) {
-	got := make(chan string, 1)
-	go func() { got <- read() }()
-	select {
-	case line := <-got:
-		return line, nil
-	case <-ctx.Done():
-		return "", ctx.Err()
 	}
 }

@@ -39,5 +39,5 @@ func TestLockSaysThatItWaits(t *testing.T) {
 	url := redisURL(t, s)
 	must(t, s.Client().Set(t.Context(), t.Name()+":key", "value", 0).Err())
 	contains(t, runHasp(t, url, "lock", "key", "--ttl", "1m", "-w", "1.5").want(t, exitNotAcquired).err,
-		`waiting for "key", which has a value that is not a lock of this strategy; see hasp inspect`, "and was not free within 1.5s\n")
+		`waiting for "key", which has a value that is not a lock of this strategy; see hasp inspect`, "; it was not free within 1.5s\n")
 }

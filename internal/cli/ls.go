@@ -6,11 +6,9 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -30,8 +28,9 @@ how many callers wait. A dash stands for what the strategy does not store. In a
 network only fairlock and etcdlock store who waits, so --waiting lists nothing
 with others. Each
 slot is a key of its own: KEY#0, KEY#1 and so on. While a caller waits for a slot,
-KEY#queue is listed too. A key or an owner of more than 200 bytes is cut, but not
-with --json. If a key is not UTF-8, --json adds it as key_base64.
+KEY#queue is listed too. Long keys and owners are cut, and of a shared key three
+owners are shown. With --json nothing is cut, and a key that is not UTF-8 is added
+as key_base64.
 
 ls lists only locks in the form that this strategy writes. For a key that another
 program holds, use "hasp inspect". On a Redis, ls reads the names of
@@ -54,7 +53,7 @@ To follow the locks, use "watch hasp ls" or "hasp ui".`,
 				if asJSON {
 					return a.printLines(all)
 				}
-				return printed(table(a.out, all, time.Now()))
+				return table(a.out, all, time.Now())
 			})
 		},
 	}
@@ -82,14 +81,7 @@ func list(ctx context.Context, client *hasp.Client, prefix string, waiting bool)
 // printLines prints entries as JSON, each on its line.
 func (a *app) printLines(all []hasp.Entry) error {
 	for _, e := range all {
-		line := struct {
-			hasp.Entry
-			Bytes []byte `json:"key_base64,omitempty"` // the key, if it is not UTF-8, because JSON cannot contain it
-		}{Entry: e}
-		if !utf8.ValidString(e.Key) {
-			line.Bytes = []byte(e.Key)
-		}
-		if err := a.printJSON("", line); err != nil {
+		if err := a.printEntry("", e.Key, e.Status, nil); err != nil {
 			return err
 		}
 	}
@@ -101,12 +93,12 @@ func table(out io.Writer, all []hasp.Entry, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "KEY\tOWNER\tAGE\tLEFT\tFENCE\tWAITERS")
 	for _, e := range all {
-		left := seconds(e.TTL)
+		left := text.Duration(e.TTL)
 		if e.TTL < 0 {
 			left = "no end"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", label(e.Key), holder(e),
-			dashUnless(e.Held && !e.Since.IsZero(), seconds(now.Sub(e.Since))), dashUnless(e.Held, left),
+			dashUnless(e.Held && !e.Since.IsZero(), text.Duration(now.Sub(e.Since))), dashUnless(e.Held, left),
 			dashUnless(e.Fence != 0, fmt.Sprint(e.Fence)), dashUnless(len(e.Waiters) > 0, fmt.Sprint(len(e.Waiters))))
 	}
 	return w.Flush()
@@ -120,29 +112,25 @@ func dashUnless(known bool, cell string) string {
 	return cell
 }
 
-// label returns a cell. A longer text is cut, because a table is as wide as its longest cell.
-func label(s string) string {
-	cell := text.Label(s, '~')
-	if len(cell) > maxCell {
-		cell = fmt.Sprintf("%s... (%d bytes)", cell[:maxCell], len(s))
-	}
-	return cell
-}
+func label(s string) string { return text.Label(s, '~') }
 
-const maxCell = 200
+// mostSharers is how many owners of shared holds are shown. A table is as wide as its widest cell.
+const mostSharers = 3
 
-// holder returns the owner, or the owners of shared holds.
+// holder returns the owner, or the first owners of shared holds.
 func holder(e hasp.Entry) string {
 	switch {
 	case !e.Held:
 		return "(free)"
 	case len(e.Shared) > 0:
-		owners := make([]string, len(e.Shared))
-		for i, o := range e.Shared {
+		owners, more := slices.Sorted(slices.Values(e.Shared)), ""
+		if len(owners) > mostSharers {
+			owners, more = owners[:mostSharers], ", ..."
+		}
+		for i, o := range owners {
 			owners[i] = label(o)
 		}
-		slices.Sort(owners)
-		return fmt.Sprintf("(%d shared) %s", len(owners), strings.Join(owners, ", "))
+		return fmt.Sprintf("(%d shared) %s%s", len(e.Shared), strings.Join(owners, ", "), more)
 	case ui.Foreign(e.Status):
 		return "(not of this strategy)"
 	}
@@ -150,12 +138,4 @@ func holder(e hasp.Entry) string {
 		return label(e.Owner) + " (min hold)"
 	}
 	return label(e.Owner)
-}
-
-// seconds returns a duration as a cell, such as 0.4s, 12s or 3m5s.
-func seconds(d time.Duration) string {
-	if d = max(d, 0); d < 10*time.Second {
-		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + "s"
-	}
-	return text.Duration(d.Round(time.Second))
 }

@@ -31,7 +31,7 @@ func TestTableOfLocks(t *testing.T) {
 	var b strings.Builder
 	must(t, table(&b, someEntries(now)[:5], now))
 	contains(t, b.String(), "KEY     OWNER", "AGE    LEFT    FENCE             WAITERS\n", "1m15s  29s     1795458000123456  2\n",
-		"mail#0  web1/12/mailer", "3.0s   8.0s    -                 -\n",
+		"mail#0  web1/12/mailer", "3s     8s      -                 -\n",
 		"report  (2 shared) r1, r2", "-      1m0s", "wanted  (free)", "java    (not of this strategy)", "no end")
 }
 

@@ -120,6 +120,7 @@ func (r *run) waitFlags(cmd *cobra.Command) {
 	f.VarP((*waitTime)(&r.wait), "wait", "w", "wait this long at most, such as 5m, or 10 for seconds; 0 is one attempt (default: no limit)")
 	f.BoolVarP(&r.noWait, "no-wait", "n", false, "make one attempt, and exit with 75 if the key is held")
 	f.BoolVar(&r.shared, "shared", false, "hold KEY together with others that are shared")
+	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
 	cmd.MarkFlagsMutuallyExclusive("wait", "no-wait")
 	cmd.MarkFlagsMutuallyExclusive("shared", "slots")
 	cmd.MarkFlagsMutuallyExclusive("shared", "min-hold")
@@ -153,7 +154,6 @@ func (r *run) commonFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.DurationVar(&r.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
 	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
-	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
 	f.DurationVar(&r.least, "min-hold", 0, "keep KEY taken for this long after it was acquired, even if COMMAND ends sooner; if hasp dies, KEY is free after its term")
 }
 
@@ -175,29 +175,33 @@ func runArgs(cmd *cobra.Command, args []string) error {
 
 func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	var opts []hasp.Option
-	if wait := cmd.Flag("wait"); r.noWait || wait != nil && wait.Changed {
+	given := func(name string) bool {
+		f := cmd.Flag(name) // nil if the command does not have the flag
+		return f != nil && f.Changed
+	}
+	if r.noWait || given("wait") {
 		opts = append(opts, hasp.WithMaxWait(r.wait))
 	}
-	if cmd.Flag("ttl").Changed {
+	if given("ttl") {
 		opts = append(opts, hasp.WithTTL(r.ttl))
 	}
 	if r.fence {
 		opts = append(opts, hasp.WithFence())
 	}
-	if cmd.Flag("min-hold").Changed {
+	if given("min-hold") {
 		opts = append(opts, hasp.WithMinHold(r.least))
 	}
 	if r.shared {
 		opts = append(opts, hasp.WithShared())
 	}
-	if cmd.Flag("slots").Changed {
+	if given("slots") {
 		opts = append(opts, hasp.WithSlots(r.slots))
 	}
 	return opts
 }
 
 func (r *run) run(cmd *cobra.Command) error {
-	client, err := r.begin(cmd, nil)
+	client, err := r.begin(cmd, r.observe)
 	if err != nil {
 		return err
 	}

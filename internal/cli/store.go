@@ -102,8 +102,8 @@ func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Contex
 		return nil, err
 	}
 
-	a.owner, a.strategy = ownerOf(c, doing), c.Strategy
-	client, err := c.Open(cmd.Context(), &hasp.Options{Owner: a.owner, Observe: observe})
+	a.strategy = c.Strategy
+	client, err := c.Open(cmd.Context(), &hasp.Options{Owner: ownerOf(c, doing), Observe: observe})
 	if err == nil && c.Strategy == "memlock" {
 		a.complain("warning: memlock keeps locks inside this process, where no other program sees them; use filelock://")
 	}

@@ -68,7 +68,7 @@ func (a *app) strategiesCommand() *cobra.Command {
 				fence := map[bool]string{true: "yes", false: "no"}[s.Fence]
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Reach, s.Order, fence, s.URL, s.About)
 			}
-			return printed(w.Flush())
+			return w.Flush()
 		},
 	}
 }

@@ -106,7 +106,7 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	}
 	if err != nil {
 		ln.Close()
-		return printed(err)
+		return err
 	}
 	return ui.New(src, o).Serve(cmd.Context(), ln)
 }
@@ -116,9 +116,9 @@ func listenAt(ctx context.Context, at string) (net.Listener, error) {
 	ln, err := config.Listen(ctx, "tcp", at)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, failedf("--listen %s: another program has this port; use port 0 for any free one", at)
+		return nil, fmt.Errorf("--listen %s: another program has this port; use port 0 for any free one", at)
 	case err != nil:
-		return nil, failedf("--listen: %w", err)
+		return nil, fmt.Errorf("--listen: %w", err)
 	}
 	return ln, nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/internal/cli/job"
 	"github.com/hasplock/hasp/internal/cli/text"
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
@@ -21,17 +22,9 @@ const noticeAfter = time.Second
 // in the end how long it has waited.
 func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Option) (*hasp.Lease, error) {
 	began := time.Now()
-	waiting, done := context.WithCancel(ctx)
-	defer done()
-	said := make(chan bool, 1)
-	notice := time.AfterFunc(noticeAfter, func() { said <- r.sayWaiting(waiting, client) })
-
+	endWait := r.beginWait(ctx, client)
 	lease, err := client.Lock(ctx, r.key, opts...)
-
-	// If the notice is being printed, wait until it is complete, so that it is not mixed with
-	// another line.
-	done()
-	if !notice.Stop() && <-said && err == nil {
+	if endWait() && err == nil {
 		r.complain("got %s after %s", text.Quote(r.key), text.Duration(time.Since(began)))
 	}
 	if r.shared && errors.Is(err, errors.ErrUnsupported) {
@@ -41,20 +34,41 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 		return lease, err
 	}
 
-	held, within := &hasp.HeldError{}, ""
+	held, end := &hasp.HeldError{}, ""
 	errors.As(err, &held) // if the store names the holder, the variable held contains it
 	if r.wait > 0 {
-		within = " and was not free within " + text.Duration(r.wait)
+		end = "; it was not free within " + text.Duration(r.wait)
 	}
-	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s%s", text.Quote(r.key), held, within, r.notRun())}
+	if r.argv != nil {
+		end += "; the command was not run"
+	}
+	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s", text.Quote(r.key), held, end)}
 }
 
-// notRun returns the end of an error text. If there is a command, it says that hasp did not run it.
-func (r *run) notRun() string {
-	if r.argv == nil {
-		return ""
+// beginWait lets Ctrl-Z stop hasp until the caller calls the function end, and prints a notice if
+// that takes longer than noticeAfter. The result of end says whether the notice was printed. If it
+// is being printed, end waits until it is complete, so that it is not mixed with another line.
+func (r *run) beginWait(ctx context.Context, client *hasp.Client) (end func() bool) {
+	waiting, cancel := context.WithCancel(ctx)
+	go job.StopItself(waiting)
+	said := make(chan bool, 1)
+	timer := time.AfterFunc(noticeAfter, func() { said <- r.sayWaiting(waiting, client) })
+	return func() bool {
+		cancel()
+		return !timer.Stop() && <-said
 	}
-	return "; the command was not run"
+}
+
+// observe prints that hasp has waited for long.
+func (r *run) observe(_ context.Context, e hasp.Event) {
+	if e.Kind != hasp.EventStillWaiting {
+		return
+	}
+	why := ""
+	if e.Err != nil {
+		why = fmt.Sprintf(": %v", e.Err)
+	}
+	r.complain("still waiting for %s after %s%s", text.Quote(r.key), text.Duration(e.Wait), why)
 }
 
 // sayWaiting prints that hasp waits. If the store names the holder, it prints the holder as well.
@@ -74,13 +88,21 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 	switch {
 	case ui.Foreign(s):
 		by = ", which has a value that is not a lock of this strategy; see hasp inspect"
-	case s.Kept:
-		by = fmt.Sprintf(", kept for %s more by a min hold of %s", text.Duration(s.TTL), text.Quote(s.Owner))
-	case s.Owner != "":
-		by = ", held by " + text.Quote(s.Owner)
+	case s.Held:
+		by = fmt.Sprintf(", %v", refusal(s))
 	}
 	r.complain("waiting for %s%s", text.Quote(r.key), by)
 	return true
+}
+
+// refusal returns the error of a caller to whom the holder in s would be named. So all commands
+// describe a holder in the same words.
+func refusal(s hasp.Status) error {
+	owner := s.Owner
+	if len(s.Shared) > 0 {
+		owner = s.Shared[0]
+	}
+	return &hasp.HeldError{Owner: owner, RetryAfter: max(s.TTL, 0), Kept: s.Kept}
 }
 
 // These environment variables are set for the command of hasp run.

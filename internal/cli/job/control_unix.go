@@ -42,15 +42,20 @@ func (j *Job) stopped(sig syscall.Signal) {
 	j.signal(unix.SIGCONT)
 }
 
-// suspend stops hasp's own group. It returns when hasp is continued. If no shell has made a group
-// for hasp within its session, as under ssh, suspend returns at once, because no process would
-// continue hasp.
+// inShell reports whether a shell has made a group for hasp within its session. Otherwise, as under
+// ssh, hasp must not stop, because no process would continue it.
+func inShell() bool {
+	sid, err := unix.Getsid(0)
+	return err == nil && sid != unix.Getpgrp()
+}
+
+// suspend stops hasp's own group. It returns when hasp is continued.
 //
 // suspend sends SIGTSTP to the other processes of the group, which can handle that signal. It stops
 // hasp itself by SIGSTOP. SIGTSTP would not stop hasp, because Go keeps its handler once a program
 // has asked for the signal.
 func (j *Job) suspend() {
-	if sid, err := unix.Getsid(0); err != nil || sid == unix.Getpgrp() {
+	if !inShell() {
 		return
 	}
 
@@ -80,8 +85,8 @@ func (j *Job) suspend() {
 // StopItself stops hasp at each SIGTSTP, until ctx ends. Once a command has run, Go keeps its handler
 // of that signal, so the signal alone would not stop hasp.
 func StopItself(ctx context.Context) {
-	if sid, err := unix.Getsid(0); err != nil || sid == unix.Getpgrp() || signal.Ignored(unix.SIGTSTP) {
-		return // no process would continue hasp, or the caller of hasp ignores the signal
+	if !inShell() || signal.Ignored(unix.SIGTSTP) {
+		return
 	}
 	typed := make(chan os.Signal, 1)
 	signal.Notify(typed, unix.SIGTSTP)

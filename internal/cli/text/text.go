@@ -18,8 +18,12 @@ import (
 func Quote(s string) string { return strconv.QuoteToASCII(s) }
 
 // Label returns s unchanged if it is one line of ordinary text with no rune greater than the
-// argument last. Otherwise it returns s quoted. So the labels of different strings look different.
+// argument last. Otherwise it returns s quoted. So the labels of different strings look different,
+// unless these are long: of a string of more than 256 bytes, the label has only the beginning.
 func Label(s string, last rune) string {
+	if len(s) > maxLabel {
+		return Quote(s[:maxLabel]) + "..."
+	}
 	plain := s == strings.TrimSpace(s) && utf8.ValidString(s) && !strings.ContainsAny(s, `"\`) && !strings.Contains(s, "  ")
 	for _, c := range s {
 		plain = plain && c <= last && strconv.IsPrint(c)
@@ -29,6 +33,8 @@ func Label(s string, last rune) string {
 	}
 	return Quote(s)
 }
+
+const maxLabel = 256
 
 // Plain returns s as one line of printable text.
 func Plain(s string) string {
@@ -58,17 +64,16 @@ func JSON(b []byte) []byte {
 	return out
 }
 
-// Duration returns d rounded for reading: 24ms, 1.52s, 3m10s.
+// Duration returns d rounded for reading: 24ms, 1.5s, 3m10s. It returns 0s for a negative d, such as
+// the age of a hold whose store has another clock.
 func Duration(d time.Duration) string {
-	switch {
-	case d < 0:
-		return "-" + Duration(-d)
+	switch d = max(d, 0); {
 	case d < time.Millisecond:
 		return d.Round(time.Microsecond).String()
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
-	case d < time.Minute:
-		return d.Round(10 * time.Millisecond).String()
+	case d < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
 	}
 	return d.Round(time.Second).String()
 }

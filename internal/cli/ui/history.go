@@ -23,7 +23,7 @@ const (
 
 // These are the ways in which a span ended.
 const (
-	released = "released" // the hold ended before its term
+	released = "released" // the hold ended before its term, or with its min hold
 	expired  = "expired"  // the holder had stopped renewing, and its term ended
 	ended    = "ended"    // it is not known how the hold ended
 	got      = "got"      // the waiter holds the key now
@@ -144,7 +144,7 @@ func how(old *lock, at time.Time) string {
 		return ended
 	case old.unrenewed() && at.After(until.Add(-inexact)):
 		return expired
-	case at.Before(until):
+	case old.Kept, at.Before(until):
 		return released
 	}
 	return ended

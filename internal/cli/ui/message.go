@@ -110,14 +110,6 @@ func ms(t time.Time) int64 {
 // ends with # and the ID, the page opens with the key's detail.
 func ID(key string) string { return base64.RawURLEncoding.EncodeToString([]byte(key)) }
 
-const maxShown = 512
-
-// shown returns at most maxShown bytes of a key or an owner as printable text. If s is not one line
-// of ordinary text, it is quoted.
-func shown(s string) string {
-	end := ""
-	if len(s) > maxShown {
-		s, end = s[:maxShown], "…"
-	}
-	return text.Label(s, utf8.MaxRune) + end
-}
+// shown returns a key or an owner as printable text. It is quoted if it is not one line of ordinary
+// text, and cut if it is long.
+func shown(s string) string { return text.Label(s, utf8.MaxRune) }

@@ -190,8 +190,9 @@ func (l *lock) until() time.Time {
 }
 
 // unrenewed reports whether the holder seems to have stopped renewing. hasp renews after a third of
-// a term, so less than half of the term means that a renewal is overdue.
-func (l *lock) unrenewed() bool { return l.Held && l.TTL >= 0 && l.TTL < l.most/2 }
+// a term, so less than half of the term means that a renewal is overdue. After an unlock, no hold is
+// renewed that a min hold keeps.
+func (l *lock) unrenewed() bool { return l.Held && !l.Kept && l.TTL >= 0 && l.TTL < l.most/2 }
 
 // compare sets w.known to the argument next, and records what has changed. The caller holds w.mu.
 func (w *watcher) compare(next map[string]*lock, now time.Time) {

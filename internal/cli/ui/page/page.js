@@ -19,9 +19,9 @@ let detail = null;
 const now = () => Date.now() + skew;
 
 // element returns a new element with a text.
-function element(name, text, attributes = {}) {
-  const e = document.createElement(name);
-  if (text !== undefined) e.textContent = text;
+function element(name, text = "", attributes = {}, space = "http://www.w3.org/1999/xhtml") {
+  const e = document.createElementNS(space, name);
+  e.textContent = text;
   for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
   return e;
 }
@@ -163,8 +163,8 @@ function draw() {
 
 function newLine(r) {
   const line = element("tr");
-  const head = element("th", undefined, { scope: "row" });
-  const button = element("button", undefined, { type: "button" });
+  const head = element("th", "", { scope: "row" });
+  const button = element("button", "", { type: "button" });
   button.append(element("bdi", r.key));
   head.append(button);
   line.addEventListener("click", (e) => {
@@ -180,8 +180,7 @@ function newLine(r) {
 
 function fill(line, r) {
   line.classList.toggle("chosen", r.id === chosen);
-  if (r.id === chosen) line.setAttribute("aria-current", "true");
-  else line.removeAttribute("aria-current");
+  line.ariaCurrent = r.id === chosen ? "true" : null;
   columns.forEach((c, i) => {
     if (c === "key") return;
     const cell = line.children[i];
@@ -203,13 +202,14 @@ setInterval(() => {
   if (detail) drawTimeline();
 }, 500);
 
-for (const button of document.querySelectorAll("button[data-sort]")) {
+const sorters = document.querySelectorAll("button[data-sort]");
+for (const button of sorters) {
   button.addEventListener("click", () => {
     const by = button.dataset.sort;
     // For ages and waiters, the first click shows the largest first.
     sort = { by, down: sort.by === by ? !sort.down : by === "age" || by === "waiting" };
-    for (const b of document.querySelectorAll("button[data-sort]")) b.closest("th").removeAttribute("aria-sort");
-    button.closest("th").setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+    for (const b of sorters) b.closest("th").ariaSort = null;
+    button.closest("th").ariaSort = sort.down ? "descending" : "ascending";
     draw();
   });
 }
@@ -302,9 +302,9 @@ function drawDetail() {
 
 // list shows items, each of which has a text and perhaps a time before it.
 function list(e, items) {
-  const lines = items.map(([s, at]) => (at ? clock(at) + " " : "") + s);
-  if (e.dataset.shown === lines.join("\n")) return; // leave a selection alone
-  e.dataset.shown = lines.join("\n");
+  const shown = items.map(([s, at]) => (at ? clock(at) + " " : "") + s).join("\n");
+  if (e.dataset.shown === shown) return; // leave a selection alone
+  e.dataset.shown = shown;
   e.replaceChildren(
     ...items.map(([s, at]) => {
       const li = element("li");
@@ -349,20 +349,10 @@ function drawStory() {
 
 const TOP = 22, LANE = 26;
 
-function shape(name, attributes, tip) {
-  const e = document.createElementNS(SVG, name);
-  for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
-  if (tip) {
-    const t = document.createElementNS(SVG, "title");
-    t.textContent = tip;
-    e.append(t);
-  }
-  return e;
-}
-
-function label(s, attributes) {
-  const e = shape("text", attributes);
-  e.textContent = s;
+// shape returns a new shape with a text. A mouse over the shape shows the tip.
+function shape(name, attributes, tip, text) {
+  const e = element(name, text, attributes, SVG);
+  if (tip) e.prepend(element("title", tip, {}, SVG));
   return e;
 }
 
@@ -378,20 +368,18 @@ function drawTimeline() {
   const lanes = detail.lanes.filter((l) => l.spans.some((s) => !s.to || s.to > begin)).slice(-64);
   const bottom = TOP + Math.max(lanes.length, 1) * LANE;
 
-  const parts = [];
   const hatch = shape("pattern", { id: "dead", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
   hatch.append(shape("rect", { class: "dead", width: 2.5, height: 7 }));
-  const defs = shape("defs", {});
-  defs.append(hatch);
-  parts.push(defs);
+  const parts = [hatch];
+  const bar = (from, to, attributes, tip) => parts.push(shape("rect", { x: x(from), width: Math.max(x(to) - x(from), 0.8), ...attributes }, tip));
   for (const g of detail.gaps) {
     const to = g.to || end;
-    if (to > begin) parts.push(shape("rect", { class: "gap", x: x(g.from), y: TOP, width: Math.max(x(to) - x(g.from), 1), height: bottom - TOP }, g.why));
+    if (to > begin) bar(g.from, to, { class: "gap", y: TOP, height: bottom - TOP }, g.why);
   }
   for (let i = 0; i <= 6; i++) {
     const t = begin + (span * i) / 6;
     parts.push(shape("line", { class: "rule", x1: x(t), x2: x(t), y1: TOP, y2: bottom }));
-    parts.push(label(i === 6 ? "now" : "–" + seconds(end - t), { class: "tick", x: x(t) - (i === 6 ? 6 : 0), y: 14 }));
+    parts.push(shape("text", { class: "tick", x: x(t) - (i === 6 ? 6 : 0), y: 14 }, "", i === 6 ? "now" : "–" + seconds(end - t)));
   }
   detail.lanes.forEach((lane, colour) => {
     const row = lanes.indexOf(lane);
@@ -399,28 +387,21 @@ function drawTimeline() {
     const y = TOP + row * LANE + LANE / 2;
     const owner = named(lane.owner);
     const short = owner.length > fits ? owner.slice(0, fits - 12) + "…" + owner.slice(-11) : owner;
-    const head = label(short, { x: 4, y: y + 4 });
-    head.append(shape("title", {}));
-    head.lastChild.textContent = owner;
-    parts.push(head);
+    parts.push(shape("text", { x: 4, y: y + 4 }, owner, short));
     for (const s of lane.spans) {
       const to = s.to || end;
       if (to <= begin) continue;
-      const width = Math.max(x(to) - x(s.from), 0.8);
       const took = seconds(to - s.from);
       if (s.state === "waits") {
-        parts.push(shape("rect", { class: "waits", x: x(s.from), y: y - 1, width, height: 2 }, owner + " waits: " + took + (s.how === "left" ? ", then gives up" : "")));
+        bar(s.from, to, { class: "waits", y: y - 1, height: 2 }, owner + " waits: " + took + (s.how === "left" ? ", then gives up" : ""));
         continue;
       }
       const late = s.late ? Math.min(s.late, to) : to;
-      const tip = owner + (s.to ? " held: " : " holds: ") + took;
-      parts.push(shape("rect", { class: "holds c" + (colour % 8), x: x(s.from), y: y - 8, width: Math.max(x(late) - x(s.from), 0.8), height: 16, rx: 1.5 }, tip));
-      if (late < to) {
-        parts.push(shape("rect", { class: "lost", fill: "url(#dead)", x: x(late), y: y - 8, width: Math.max(x(to) - x(late), 0.8), height: 16 }, owner + " does not renew"));
-      }
+      bar(s.from, late, { class: "holds c" + (colour % 8), y: y - 8, height: 16, rx: 1.5 }, owner + (s.to ? " held: " : " holds: ") + took);
+      if (late < to) bar(late, to, { class: "lost", fill: "url(#dead)", y: y - 8, height: 16 }, owner + " does not renew");
     }
   });
-  if (!lanes.length) parts.push(label("nothing seen in this time", { x: LEFT + 10, y: TOP + LANE / 2 + 4 }));
+  if (!lanes.length) parts.push(shape("text", { x: LEFT + 10, y: TOP + LANE / 2 + 4 }, "", "nothing seen in this time"));
 
   const svg = $("timeline");
   svg.setAttribute("viewBox", "0 0 " + WIDTH + " " + (bottom + 6));
@@ -434,15 +415,12 @@ if (/^#[\w-]+$/.test(location.hash)) choose(location.hash.slice(1));
 // Colours.
 
 const theme = $("theme");
-function paint(value) {
-  if (value) document.documentElement.dataset.theme = value;
-  else delete document.documentElement.dataset.theme;
-}
+const paint = () => (document.documentElement.dataset.theme = theme.value);
 theme.addEventListener("change", () => {
   localStorage.setItem("hasp-theme", theme.value);
-  paint(theme.value);
+  paint();
 });
 theme.value = localStorage.getItem("hasp-theme") ?? "";
-paint(theme.value);
+paint();
 
 follow();
