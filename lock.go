@@ -60,8 +60,9 @@ func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, 
 }
 
 // TryLock makes one attempt, bounded by ctx and Options.Timeout. If the store does not answer within
-// a third of Timeout, TryLock repeats the attempt. It returns ErrHeld if the key is held. If another caller of this Client holds the key or waits for it, TryLock usually returns
-// without a call to the store. It ignores WithMaxWait.
+// a third of Timeout, TryLock repeats the attempt once. It returns ErrHeld if the key is held. If
+// another caller of this Client holds the key or waits for it, TryLock usually returns without a
+// call to the store. It ignores WithMaxWait.
 func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "trylock", key, opts)
 }
@@ -338,7 +339,9 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	// an outage, subtract how long the outage has lasted. The bound is never below c.answerTime.
 	bound := c.opts.Timeout / triesPerTimeout
 	if w.once && w.tries > 1 {
-		bound = c.opts.Timeout // the rest of Timeout, because a TryLock repeats its attempt only once
+		// A TryLock repeats its attempt only once. Count from its own start, because the outage of
+		// the line may have ended meanwhile, for another caller.
+		bound = c.opts.Timeout - time.Duration(sent-w.began)
 	}
 	bound = min(bound, time.Duration(w.end-start))
 	c.mu.Lock()

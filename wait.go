@@ -182,7 +182,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 		return true, w.endErr(ctx)
 	case outage >= w.c.opts.Timeout:
 		return true, err
-	case w.once && !w.repeats(took, outage):
+	case w.once && !w.repeats(took):
 		return true, err
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
 		// If the deadline of ctx comes first, wait until then, so that the error reports it.
@@ -196,9 +196,10 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 
 // repeats reports whether a call that makes only one attempt repeats it. It does if the attempt took
 // a third of Timeout or more, so probably nothing answered, and if another one fits into Timeout.
-func (w *wait) repeats(took, outage time.Duration) bool {
+func (w *wait) repeats(took time.Duration) bool {
 	c := w.c
-	return took >= c.opts.Timeout/triesPerTimeout && outage+c.answerTime() <= c.opts.Timeout*7/8
+	elapsed := time.Duration(c.clock.awake() - w.began)
+	return took >= c.opts.Timeout/triesPerTimeout && elapsed+c.answerTime() <= c.opts.Timeout*7/8
 }
 
 // note records the outcome of a call, for the line and for this caller. It returns how long the
