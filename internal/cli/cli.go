@@ -58,8 +58,8 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 // app has what all commands share.
 type app struct {
 	in       io.Reader
-	stdout   io.Writer // as hasp has inherited it
-	out, err io.Writer // out is an output to stdout
+	stdout   io.Writer    // as hasp has inherited it
+	out, err io.Writer    // out is an output to stdout
 	release  func() error // the function release that interruptible has returned
 	store    storeFlags
 	strategy string // the store's strategy; the method open sets it
