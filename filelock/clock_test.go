@@ -121,3 +121,25 @@ func write(t *testing.T, path string, content []byte) {
 	t.Helper()
 	must(t, os.WriteFile(path, content, 0o600))
 }
+
+// A release whose process pauses after it has read the clock keeps the key taken until KeepUntil, and
+// no shorter.
+func TestMinHoldOfAReleaseThatPauses(t *testing.T) {
+	d := on(t.TempDir(), nil)
+	c := claim("k")
+	acquire(t, d, c)
+	d.clock = func() instant {
+		now := readClock()
+		time.Sleep(20 * time.Millisecond)
+		return now
+	}
+	c.KeepUntil = time.Now().Add(time.Hour)
+	must(t, d.Release(t.Context(), c))
+
+	d.clock = readClock
+	s, err := d.Inspect(t.Context(), "k")
+	must(t, err)
+	if left := time.Until(c.KeepUntil); s.TTL < left { // the status was read before, so it must show at least as much
+		t.Errorf("the min hold ends %v early", left-s.TTL)
+	}
+}

@@ -253,13 +253,14 @@ func (g *guard) acquire(c backend.Claim, r *record, draft *os.File) error {
 // Release changes the record instead, so that it belongs to no claim and ends at that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
+		left := time.Until(c.KeepUntil) // before now is read: if the process pauses in between, the key stays taken for longer
 		now := d.clock()
 		r, err := g.mine(c, now)
 		if err != nil {
 			return err
 		}
 
-		if left := time.Until(c.KeepUntil); left > 0 {
+		if left > 0 {
 			r.kept = true
 			return g.amend(r, now, left)
 		}
