@@ -150,9 +150,10 @@ var (
 
 // New returns a Client that keeps its locks in the Redis of rdb. rdb is a client of one server, of
 // a cluster, or of the master that sentinels name. It must not be a redis.Ring, which moves keys to
-// other servers while one server is down. Close does not close rdb. The settings of rdb apply,
-// except that hasp's commands are not retried. If rdb is nil or o is out of range, the error is
-// hasp.ErrInvalid.
+// other servers while one is down. Close does not close rdb. The settings of rdb apply to pipelines
+// of hasp's commands, which are not retried: see docs/redis.md. If rdb is nil or a redis.Ring, or o
+// is out of range, the error is hasp.ErrInvalid. A server that [hasp.Open] would refuse is refused
+// by the first call to it.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(rdb, o)
@@ -215,10 +216,9 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	return d, nil
 }
 
-// Traits describes the driver. If it was opened by URL, a call ends soon after its context. If it
-// uses a *redis.Client with ContextTimeoutEnabled, a call ends at its deadline.
+// Traits describes the driver.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: d.store.Cancellation()}
+	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
 
 // closing is how long Close waits for calls in flight. After Close has cancelled these calls, it

@@ -121,9 +121,10 @@ var (
 
 // New returns a Client whose locks are in the Redis of rdb. rdb is a client of one server, of a
 // cluster, or of the master that sentinels name. It must not be a redis.Ring, which moves keys to
-// other servers while one is down. rdb remains the caller's, so Close does not close it. Its
-// settings stay as they are, except that hasp's commands are not retried. If rdb is nil or o is out
-// of range, the error is hasp.ErrInvalid.
+// other servers while one is down. Close does not close rdb. The settings of rdb apply to pipelines
+// of hasp's commands, which are not retried: see docs/redis.md. If rdb is nil or a redis.Ring, or o
+// is out of range, the error is hasp.ErrInvalid. A server that [hasp.Open] would refuse is refused
+// by the first call to it.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(rdb, o)
@@ -170,10 +171,9 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	return d, err
 }
 
-// Traits describes the driver. Calls of a driver that was opened by URL end promptly. Calls
-// over a *redis.Client with ContextTimeoutEnabled end at their deadlines.
+// Traits describes the driver.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: d.store.Cancellation()}
+	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
 
 // Close closes the connections of the subscriptions. If the driver was opened by URL, Close closes

@@ -314,6 +314,7 @@ func TestLostReplies(t *testing.T) {
 						} else if err != nil {
 							t.Errorf("%s: %v", what, err)
 						}
+						time.Sleep(5 * time.Millisecond) // a command may wait for a hung connection a millisecond
 						synctest.Wait()
 						for _, v := range tr.vs {
 							if v.Proxy.Pending() > 0 {

@@ -94,7 +94,7 @@ func (n *node) needed() bool {
 func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	var timeout net.Error // the deadline of a connection may pass a moment before that of ctx
 	late := err != nil && (ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout())
-	refuses := err != nil && !late && notSent(err)
+	refuses := err != nil && !late && resp.IsUnsent(err)
 	closed := err != nil && !late && !refuses && disconnected(err)
 	if late || refuses || closed {
 		n.latency.Store(0) // the node cannot lead until it has answered a call
@@ -227,12 +227,6 @@ func (n *node) nodeError(err error, took time.Duration) error {
 	return err
 }
 
-// notSent reports whether err says that a command has not been sent.
-func notSent(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial"
-}
-
 // disconnected reports whether err says that the connection was closed.
 func disconnected(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
@@ -240,7 +234,7 @@ func disconnected(err error) bool {
 
 // voteAfter returns the vote of a node whose call failed with err.
 func voteAfter(err error) vote {
-	if resp.IsReply(err) || notSent(err) {
+	if resp.IsReply(err) || resp.IsUnsent(err) {
 		return failed
 	}
 

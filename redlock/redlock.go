@@ -158,10 +158,11 @@ var (
 func init() { hasp.Register("redlock", openConfig, params...) }
 
 // New returns a Client that keeps its locks on several masters, each with a Redis client of its
-// own. Close does not close the Redis clients. Their settings apply, except that hasp's commands
-// are not retried. The error is hasp.ErrInvalid if a Redis client is nil, a redis.ClusterClient or
-// a redis.Ring, or if o is out of range. Unless o.AllowUnsafeNodes is set, it is also ErrInvalid if
-// there are fewer than three Redis clients, an even number, or two with the same address.
+// own. Close does not close the Redis clients. Their settings apply to pipelines of hasp's commands,
+// which are not retried: see docs/redis.md. The error is hasp.ErrInvalid if a Redis client is nil,
+// a redis.ClusterClient or a redis.Ring, or if o is out of range. Unless o.AllowUnsafeNodes is set,
+// it is also ErrInvalid if there are fewer than three Redis clients, an even number, or two with the
+// same address. A server that [hasp.Open] would refuse is refused by the first call to it.
 func New(clients []goredis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(clients, o)
@@ -177,11 +178,12 @@ func NewDriver(clients []goredis.UniversalClient, o *Options) (backend.Driver, e
 	stores := make([]*redisstore.Store, len(clients))
 	names := make([]string, len(clients))
 	for i, rdb := range clients {
+		if err := redisstore.CheckClient(rdb); err != nil {
+			return nil, fmt.Errorf("redlock: client %d: %w", i+1, err)
+		}
 		switch rdb := rdb.(type) {
-		case nil:
-			return nil, fmt.Errorf("redlock: %w: client %d is nil", hasp.ErrInvalid, i+1)
-		case *goredis.ClusterClient, *goredis.Ring:
-			return nil, fmt.Errorf("redlock: %w: a node is one server, not a cluster or a ring", hasp.ErrInvalid)
+		case *goredis.ClusterClient:
+			return nil, fmt.Errorf("redlock: %w: a node is one server, not a cluster", hasp.ErrInvalid)
 		case *goredis.Client:
 			// A client of sentinels has no address of its own. go-redis reports the same text for
 			// all clients of sentinels.

@@ -4,40 +4,28 @@ import (
 	"context"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // DoAll sends commands, each once, over one connection. The Store must have a single server. The
 // server executes the commands in the given order, but may execute commands of other clients in
 // between. If Prepare made the Store, each reply contains the run ID of the server that sent it.
 func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
-	at, err := s.servers.find(ctx, "")
+	at, err := s.ready(ctx, "")
 	if err != nil {
 		replies := make([]Reply, len(commands))
 		for i := range replies {
-			replies[i].Err = s.fail(err)
+			replies[i].Err = err
 		}
 		return replies
 	}
 
-	var replies []Reply
-	if at.pool == nil {
-		replies = at.Pipeline(ctx, commands...)
-	} else {
-		replies = make([]Reply, len(commands))
-		if others := at.callers.Add(1) > 1 || s.always; others && !isLarge(commands...) {
-			s.share(ctx, at, replies, commands...)
-		} else {
-			at.pool.Do(ctx, replies, commands...)
-		}
-		at.callers.Add(-1)
-	}
+	replies := make([]Reply, len(commands))
+	at.calls.do(ctx, replies, commands...)
 	for i, r := range replies {
 		if cancelled(ctx, r.Err) {
 			// The outcome is unknown, because the caller has left, and the server may have executed
 			// the command.
-			replies[i].Err = s.named(at.name, ctx.Err())
+			replies[i].Err = s.named(at.label(), ctx.Err())
 			continue
 		}
 		replies[i].Value, replies[i].Err = s.outcome(at, r)
@@ -52,49 +40,30 @@ type answer struct {
 	err error
 }
 
-// RunEach runs sc once for each call, in one pipeline for each server, and passes each reply to the
-// function done, on the caller's goroutine. RunEach returns after all replies were passed, or after
-// ctx has ended. The outcome of a call without a reply is unknown.
-//
-// The pipelines run on goroutines of their own, because a client that the caller passed may end a
-// pipeline only at the client's own timeouts, and not when ctx ends.
+// RunEach runs sc once for each call, in one pipeline for each server, and passes each reply, or the
+// error in its place, to the function done, on the caller's goroutine. A call ends when ctx ends.
 func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func(i int, v any, err error)) {
 	answers := make(chan answer, len(calls))
 	go s.runEach(ctx, sc, calls, answers)
 	for range calls {
-		select {
-		case a := <-answers:
-			done(a.i, a.v, a.err)
-		case <-ctx.Done():
-			select {
-			case a := <-answers: // a reply that arrived before ctx ended
-				done(a.i, a.v, a.err)
-			default:
-				return
-			}
-		}
+		a := <-answers
+		done(a.i, a.v, a.err)
 	}
 }
 
-// runEach starts a pipeline for each process, so that a server that hangs does not delay the calls
-// on the other servers of the cluster.
+// runEach starts a pipeline for each process.
 func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers chan<- answer) {
-	groups := map[resp.Server][]int{}
-	at := make([]*server, len(calls))
+	groups := map[*server][]int{}
 	for i, c := range calls {
-		srv, err := s.servers.find(ctx, c.Keys[0])
+		srv, err := s.ready(ctx, c.Keys[0])
 		if err != nil {
-			answers <- answer{i, nil, s.fail(err)}
+			answers <- answer{i, nil, err}
 			continue
 		}
-		at[i] = srv
-		// Ignore the error, because the process only groups the calls. The client's pipeline finds
-		// the process by itself, or fails.
-		process, _ := srv.process(ctx, c.Keys[0])
-		groups[process] = append(groups[process], i)
+		groups[srv] = append(groups[srv], i)
 	}
-	for _, which := range groups {
-		go s.runGroup(ctx, at[which[0]], sc, calls, which, answers)
+	for at, which := range groups {
+		go s.runGroup(ctx, at, sc, calls, which, answers)
 	}
 }
 
@@ -107,12 +76,12 @@ func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Ca
 		for j, i := range which {
 			commands[j] = sc.appendArgs(make([]string, 0, 8), calls[i], whole)
 		}
-		replies := s.pipeline(ctx, at, sc.kept, commands...)
+		replies := at.ask(ctx, false, sc.kept, commands...)
 
 		again := which[:0]
 		for j, i := range which {
 			r := replies[j]
-			if to, _ := s.servers.follow(at, calls[i].Keys[0], r.Err); to != nil {
+			if redirects(r.Err) && s.isCluster || s.isDemoted(r.Err) {
 				go func() {
 					v, err := s.Run(ctx, sc, calls[i])
 					answers <- answer{i, v, err}

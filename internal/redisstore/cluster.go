@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -16,115 +13,144 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/redisstore/resp"
-	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
-// cluster is the topology of a cluster. It knows which server has which slot.
-type cluster struct {
-	a        address
-	d        *dialer
-	searches searcher
+// nodes knows the clients of a cluster's servers, and asks them which server has which slot. The
+// search of go-redis asks one server after another, names no server in its errors, and does not
+// find the host of a server that reports none.
+type nodes struct {
+	d     *dialer
+	a     address
+	known sync.Map // address → *redis.Client
 
-	mu      sync.Mutex         // guards the fields below
-	servers map[string]*server // by address
-	slots   [slot.Count]*server
-	asked   time.Time // when a search last set slots; zero before the first one
+	mu  sync.Mutex      // guards ids
+	ids map[string]bool // the IDs of the servers in the last map of slots, or nil
 }
 
-const (
-	staleAfter = time.Minute            // after this time, slots are queried again, and a server without slots is closed
-	hedgeAfter = 200 * time.Millisecond // how long a search waits before it queries another server
-)
+// hedgeAfter is how long a search waits before it asks another server.
+const hedgeAfter = 200 * time.Millisecond
 
-func newCluster(a address, d *dialer) *cluster {
-	c := &cluster{a: a, d: d, servers: map[string]*server{}}
-	c.searches.run, c.searches.d = c.search, d
+// client returns a client for a cluster.
+func (n *nodes) client() *redis.ClusterClient {
+	o := n.d.options(n.a)
+	o.OnConnect = n.check
+	c := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: n.a.addrs, ClusterSlots: n.search, Username: o.Username, Password: o.Password,
+		Dialer: o.Dialer, OnConnect: o.OnConnect,
+		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
+		MaxRedirects: maxHops, MinRetryBackoff: -1, MaxRetries: o.MaxRetries, DialerRetries: o.DialerRetries, DialTimeout: o.DialTimeout,
+		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout, ContextTimeoutEnabled: true,
+		PoolSize: o.PoolSize, PipelinePoolSize: o.PipelinePoolSize, ReadBufferSize: bufferSize, WriteBufferSize: bufferSize,
+	})
+	c.OnNewNode(func(node *redis.Client) { n.known.Store(whole(node.Options().Addr), node) })
+	for _, addr := range n.a.addrs {
+		o := *o
+		o.Addr = addr
+		n.known.Store(addr, redis.NewClient(&o)) // until the cluster makes its own
+	}
 	return c
 }
 
-func (c *cluster) find(ctx context.Context, key string) (*server, error) {
-	at, known, stale := c.has(key)
-	// Until a search has succeeded, all callers wait for the same search.
-	if !known {
-		if err := c.searches.wait(ctx); err != nil {
-			return nil, err
+// search asks the servers for the slots until one answers. If a server fails or is slow, search asks
+// the next one. The order is random, so that the clients of a cluster do not all ask the same one.
+func (n *nodes) search(ctx context.Context) ([]redis.ClusterSlot, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(n.d.timeout.Load()))
+	defer cancel()
+	var all []*redis.Client
+	n.known.Range(func(_, node any) bool { all = append(all, node.(*redis.Client)); return true })
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+
+	answers, errs := askAll(ctx, all, hedgeAfter, 0, n.ask)
+	if len(answers) == 0 {
+		return nil, located{worst(errs, "nodes")}
+	}
+	return answers[0], nil
+}
+
+// check returns an error if a new connection leads to a server of another cluster, which got the
+// address of a server of this one. It asks for the map of slots only if the server's ID is not
+// known, because that reply may be long. If the server is new in this cluster, its map has IDs that
+// are known.
+func (n *nodes) check(ctx context.Context, conn *redis.Conn) error {
+	id, err := conn.ClusterMyID(ctx).Result()
+	if err == nil && n.knows(id) {
+		return nil
+	}
+	if err != nil && !resp.IsReply(err) {
+		return err
+	}
+
+	//lint:ignore SA1019 Redis 6.2 has no CLUSTER SHARDS
+	slots, err := conn.ClusterSlots(ctx).Result()
+	if err == nil && !n.adopt(slots) {
+		err = fmt.Errorf("%w", errForeign) // go-redis unwraps the error once
+	}
+	return err
+}
+
+// knows reports whether the server with an ID is in this cluster, or no server is known yet.
+func (n *nodes) knows(id string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.ids == nil || n.ids[id]
+}
+
+// adopt remembers the servers of a map of slots, masters and replicas. If none of them was known,
+// the map is of another cluster, and adopt returns false. Each map replaces the last one, so all
+// servers may be replaced one by one.
+func (n *nodes) adopt(slots []redis.ClusterSlot) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ids := map[string]bool{}
+	ours := n.ids == nil
+	for _, s := range slots {
+		for _, node := range s.Nodes {
+			ids[node.ID] = true
+			ours = ours || n.ids[node.ID]
 		}
-		at, _, stale = c.has(key)
 	}
-	if stale {
-		// Use the known slots meanwhile, because a server that has lost a slot redirects.
-		c.searches.request()
+	if ours && len(ids) > 0 {
+		n.ids = ids
 	}
-	if at == nil {
-		return nil, redis.ErrClosed
-	}
-	return at, nil
+	return ours
 }
 
-// The method has returns the server of a key. The result known says whether a search has succeeded,
-// and stale whether that was long ago. If no server has the slot, the method returns any server.
-func (c *cluster) has(key string) (at *server, known, stale bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at = c.slots[slot.Of(key)]
-	for _, s := range c.servers {
-		if at == nil {
-			at = s
+var errForeign = resp.NotSent(errors.New("it belongs to another cluster " +
+	"(was the cluster created anew? then restart the program)"))
+
+// ask asks one server for the slots, and for the master of each.
+func (n *nodes) ask(ctx context.Context, node *redis.Client) ([]redis.ClusterSlot, error) {
+	began, origin := time.Now(), whole(node.Options().Addr)
+	//lint:ignore SA1019 Redis 6.2 has no CLUSTER SHARDS
+	slots, err := node.ClusterSlots(ctx).Result()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", origin, diagnose(err, lockHints(n.a), time.Since(began)))
+	case len(slots) == 0:
+		return nil, fmt.Errorf("%s: the cluster is down: no server has a slot", origin)
+	case !n.adopt(slots):
+		return nil, fmt.Errorf("%s: %w", origin, errForeign)
+	}
+	for i := range slots {
+		if len(slots[i].Nodes) == 0 {
+			return nil, fmt.Errorf("%s: a slot without a server", origin)
 		}
+		master := slots[i].Nodes[0]
+		master.Addr = redirected(master.Addr, origin)
+		slots[i].Nodes = []redis.ClusterNode{master} // hasp uses no replica
 	}
-	return at, !c.asked.IsZero(), time.Since(c.asked) > staleAfter
+	return slots, nil
 }
 
-func (c *cluster) follow(at *server, key string, err error) (to *server, asking bool) {
-	if err == nil {
-		return nil, false
-	}
-	if addr, ok := redis.IsMovedError(err); ok {
-		return c.moved(at, key, addr), false
-	}
-	if addr, ok := redis.IsAskError(err); ok {
-		// Do not change c.slots, because only this command goes to the other server while the slot
-		// is being moved.
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.serverLocked(redirected(addr, at.addr)), true
-	}
-	if errors.Is(err, redis.ErrClosed) && c.d.open.Err() == nil {
-		// The method adopt has closed the server's pool, so nothing was sent.
-		if to, _, _ := c.has(key); to != at {
-			return to, false
-		}
-	}
-	return nil, false
-}
-
-// moved records that the slot of key is now at the address addr, and returns the server there.
-func (c *cluster) moved(at *server, key, addr string) *server {
-	// Search for all slots, because other slots may have moved as well.
-	c.searches.request()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-
-	// Record this slot before the search ends, so that the next calls for it need no redirection.
-	to := c.serverLocked(redirected(addr, at.addr))
-	c.slots[slot.Of(key)] = to
-	return to
-}
-
-// redirected completes addr, to which the server with the address origin redirects a command. If
-// that server does not know the host, addr has no host.
+// redirected completes an address that the server with the address origin reported. If that server
+// does not know the host, the address has no host. If the host is a loopback address and that of
+// origin is not, or the port is 0, those of origin count.
 func redirected(addr, origin string) string {
 	i := strings.LastIndexByte(addr, ':')
 	if i < 0 {
 		return addr
 	}
-	return hostport(strings.Trim(addr[:i], "[]"), addr[i+1:], origin)
-}
-
-// hostport joins a host and a port that the server with the address origin reported. If the host is
-// missing, or if it is a loopback address and the host of origin is not, hostport uses the host of
-// origin. If the port is 0, hostport uses the port of origin.
-func hostport(host, port, origin string) string {
+	host, port := strings.Trim(addr[:i], "[]"), addr[i+1:]
 	ours, its, _ := net.SplitHostPort(origin)
 	if host == "" || host == "?" || loopback(host) && !loopback(ours) {
 		host = ours
@@ -135,153 +161,16 @@ func hostport(host, port, origin string) string {
 	return net.JoinHostPort(host, port)
 }
 
+// whole completes the address of a node. go-redis removes the host from a loopback address that
+// search has returned.
+func whole(addr string) string {
+	if strings.HasPrefix(addr, ":") {
+		return "127.0.0.1" + addr
+	}
+	return addr
+}
+
 func loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
-}
-
-// serverLocked returns the server at an address, and creates it if it is new. The caller holds mu.
-func (c *cluster) serverLocked(addr string) *server {
-	s := c.servers[addr]
-	if s == nil {
-		s = newServer(c.a, c.d, addr)
-		c.servers[addr] = s
-	}
-	return s
-}
-
-// The method failed starts a search if the slots may have moved.
-func (c *cluster) failed(_ *server, err error) {
-	if mayHaveMoved(err) {
-		c.searches.request()
-	}
-}
-
-// The rest of this file asks the servers of a cluster for the map of slots, and checks the servers.
-
-// span is a range of slots and the address of their server.
-type span struct {
-	first, last int64
-	addr        string
-}
-
-// The method search queries the servers for the slots until one answers. If a server fails or is
-// slow, the method queries the next one.
-func (c *cluster) search(ctx context.Context, timeout time.Duration) error {
-	answers, errs := askAll(ctx, c.nodes(), hedgeAfter, 0, func(ctx context.Context, s *server) ([]span, error) {
-		return c.ask(ctx, s, timeout)
-	})
-	if len(answers) == 0 {
-		return worst(errs, "nodes")
-	}
-	c.adopt(answers[0])
-	return nil
-}
-
-// nodes returns the servers to query, in a random order, so that the clients of a cluster do not
-// all query the same one.
-func (c *cluster) nodes() []*server {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, addr := range c.a.addrs {
-		c.serverLocked(addr)
-	}
-
-	all := slices.Collect(maps.Values(c.servers))
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	return all
-}
-
-// ask queries one server for the slots.
-func (c *cluster) ask(ctx context.Context, s *server, took time.Duration) ([]span, error) {
-	reply := s.Pipeline(ctx, []string{"cluster", "slots"})[0]
-	if reply.Err != nil {
-		return nil, fmt.Errorf("%s: %w", s.addr, diagnose(reply.Err, lockHints(c.a), took))
-	}
-
-	var spans []span
-	total := int64(0)
-	ranges, _ := reply.Value.([]any)
-	for _, r := range ranges {
-		parts, _ := r.([]any)
-		if len(parts) < 3 {
-			continue
-		}
-		first, _ := parts[0].(int64)
-		last, ok := parts[1].(int64)
-		if who, _ := parts[2].([]any); ok && len(who) > 1 && 0 <= first && first <= last && last < slot.Count {
-			host, _ := who[0].(string) // nil if the server does not know its host
-			port, _ := who[1].(int64)
-			spans = append(spans, span{first, last, hostport(host, strconv.FormatInt(port, 10), s.addr)})
-			total += last - first + 1
-		}
-		// A cluster has only slot.Count slots, so some of these ranges overlap.
-		if total > slot.Count {
-			return nil, fmt.Errorf("%s: %w", s.addr, resp.Unexpected(reply.Value, c.a.secrets()...))
-		}
-	}
-	if len(spans) == 0 {
-		return nil, fmt.Errorf("%s: the cluster is down: no server has a slot", s.addr)
-	}
-	return spans, nil
-}
-
-// adopt replaces the known slots by those of an answer. It closes the pools of servers that have
-// had no slot for the duration staleAfter.
-func (c *cluster) adopt(spans []span) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-
-	c.slots = [slot.Count]*server{}
-	used := map[*server]bool{}
-	for _, sp := range spans {
-		s := c.serverLocked(sp.addr)
-		used[s] = true
-		for i := sp.first; i <= sp.last; i++ {
-			c.slots[i] = s
-		}
-	}
-	c.asked = time.Now()
-
-	for addr, s := range c.servers {
-		switch {
-		case used[s]:
-			s.unused = time.Time{}
-		case s.unused.IsZero():
-			s.unused = c.asked
-		// Close the pool only after the duration staleAfter, because callers that found the server
-		// earlier may still use it.
-		case c.asked.Sub(s.unused) > staleAfter:
-			s.pool.Close()
-			delete(c.servers, addr)
-		}
-	}
-}
-
-// probe calls ask for each master. It returns an error if a master replied with an error, or if
-// none answered. If only some masters answered, it returns nil, because these can be used.
-func (c *cluster) probe(ctx context.Context, ask func(context.Context, *server) error) error {
-	answers, errs := askAll(ctx, c.masters(), 0, grace, func(ctx context.Context, s *server) (struct{}, error) {
-		return struct{}{}, ask(ctx, s)
-	})
-	if len(errs) == 0 {
-		return nil
-	}
-	if err := worst(errs, "masters"); len(answers) == 0 || errors.As(err, new(redis.Error)) {
-		return err
-	}
-	return nil
-}
-
-// masters returns the servers that have slots.
-func (c *cluster) masters() []*server {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var all []*server
-	for _, s := range c.slots {
-		if s != nil && !slices.Contains(all, s) {
-			all = append(all, s)
-		}
-	}
-	return all
 }

@@ -42,10 +42,13 @@ func diagnose(err error, h hints, took time.Duration) error {
 		op    *net.OpError
 		hint  string
 	)
+	if done := (located{}); errors.As(err, &done) {
+		return done
+	}
 	// Check specific causes before general ones, because an error may have both. For example, a TLS
 	// handshake that timed out is also a timeout.
 	switch within := max(took, 10*time.Millisecond).Round(10 * time.Millisecond); {
-	case errors.Is(err, errNotMaster): // its text has a hint
+	case errors.Is(err, errNotMaster), errors.Is(err, errForeign): // the text has a hint
 	case errors.As(err, &reply):
 		err, hint = firstSentence(reply), replyHint(reply.Error(), h)
 	case errors.Is(err, errHandshake):
@@ -170,6 +173,11 @@ func firstSentence(err redis.Error) error {
 	text, _, _ = strings.Cut(text, ", with args")
 	return said{strings.TrimSuffix(text, "."), err}
 }
+
+// located is an error that names its server, and that needs no other hint.
+type located struct{ error }
+
+func (l located) Unwrap() error { return l.error }
 
 // said is an error with a text of its own, which wraps another error.
 type said struct {

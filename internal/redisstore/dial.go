@@ -9,188 +9,162 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime"
-	"slices"
-	"strconv"
-	"strings"
-	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
-	"github.com/hasplock/hasp/internal/redisstore/resp"
+	"github.com/redis/go-redis/v9"
 )
 
-// dialer makes the connections of a Store.
+// dialer makes the connections of a Store that was opened by a URL.
 type dialer struct {
-	tls     *tls.Config        // nil without TLS
-	timeout atomic.Int64       // how long a dial or a search may take, as a time.Duration
+	net.Dialer
+	network string
+	secure  bool               // connections use TLS
+	params  map[string]string  // for tlsConfig
+	timeout atomic.Int64       // how long a dial may take, as a time.Duration
 	size    int                // the maximum number of connections to a server for commands
-	asksRun bool               // each connection asks its server for the run ID, because two connections may lead to different servers
 	open    context.Context    // ends with the Store
 	end     context.CancelFunc // ends the context open
-	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	mu sync.Mutex     // makes spawn and close exclude each other
-	wg sync.WaitGroup // counts the goroutines of the Store, except those of its subscriptions
+	sentinels *sentinels // nil without sentinels
+	nodes     *nodes     // nil without a cluster
+	wires     []*wire    // nil for a cluster
 }
 
-// newDialer returns a dialer. The parameter size limits the connections of each pool. If size is 0,
-// the limit is ten times the number of processors.
+// newDialer returns a dialer. The parameter size limits the connections to each server. If size is 0,
+// the limit is twice as high as the number of flights.
 func newDialer(a address, params map[string]string, size int) (*dialer, error) {
-	if size == 0 {
-		size = 10 * runtime.GOMAXPROCS(0)
+	d := &dialer{network: "tcp", secure: a.tls, params: params, size: cmp.Or(size, 2*mostFlights)}
+	if a.kind == aSocket {
+		d.network = "unix"
 	}
-	d := &dialer{size: size, dial: new(net.Dialer).DialContext}
 	if a.tls {
-		var err error
-		if d.tls, err = tlsConfig(params); err != nil {
-			return nil, err
+		if _, err := tlsConfig(params, ""); err != nil {
+			return nil, invalid("%w", err)
 		}
 	}
-
 	d.timeout.Store(int64(dialTimeout))
 	d.open, d.end = context.WithCancel(context.Background())
 	return d, nil
 }
 
-// spawn runs f on a goroutine of its own. Once the Store is being closed, it returns false instead.
-func (d *dialer) spawn(f func()) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	// The method close holds mu while it ends d.open, so wg does not grow while close waits.
-	if d.open.Err() != nil {
-		return false
-	}
-	d.wg.Go(f)
-	return true
-}
-
-// close closes all connections, and waits until all goroutines have ended.
 func (d *dialer) close() {
-	d.mu.Lock()
 	d.end()
-	d.mu.Unlock()
-	d.wg.Wait()
+	for _, l := range d.wires {
+		l.rdb.Close()
+	}
+	if d.nodes != nil {
+		d.nodes.known.Range(func(_, node any) bool { node.(*redis.Client).Close(); return true })
+	}
+	if t := d.sentinels; t != nil {
+		t.timer.Stop()
+		for _, s := range t.asked {
+			s.Close()
+		}
+	}
 }
 
-// tlsConfig reads the files that params name.
-func tlsConfig(params map[string]string) (*tls.Config, error) {
-	c := &tls.Config{ServerName: params["server_name"], MinVersion: tls.VersionTLS12}
+// options returns the options of a client for the server of a URL.
+func (d *dialer) options(a address) *redis.Options {
+	return &redis.Options{
+		Addr: a.addrs[0], Username: a.user, Password: a.password, DB: a.db, Dialer: d.dial,
+		Protocol: 2, DisableIdentity: true, // commands that the user may have no right to
+		MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
+		ReadTimeout: -1, WriteTimeout: -1, ContextTimeoutEnabled: true, // only deadlines limit a call
+		PoolSize: d.size, PipelinePoolSize: -1, ReadBufferSize: bufferSize, WriteBufferSize: bufferSize,
+	}
+}
+
+const bufferSize = 16 << 10 // of a connection, for each direction
+
+// tlsConfig returns the configuration of a connection to host. It reads the files that params name.
+// Each error names the file.
+func tlsConfig(params map[string]string, host string) (*tls.Config, error) {
+	c := &tls.Config{ServerName: cmp.Or(params["server_name"], host), MinVersion: tls.VersionTLS12}
 	if file := params["ca"]; file != "" {
 		pem, err := os.ReadFile(file)
 		if err != nil {
-			return nil, invalid("parameter ca: %w", err)
+			return nil, fmt.Errorf("parameter ca: %w", err)
 		}
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, invalid("parameter ca: %s holds no certificate in PEM", file)
+			return nil, fmt.Errorf("parameter ca: %s holds no certificate in PEM", file)
 		}
 	}
 
-	if params["cert"] != "" {
-		pair, err := tls.LoadX509KeyPair(params["cert"], params["key"])
+	if cert, key := params["cert"], params["key"]; cert != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
 		if err != nil {
-			return nil, invalid("parameters cert and key: %w", err)
+			return nil, fmt.Errorf("parameters cert=%s and key=%s: %w", cert, key, err)
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
 	return c, nil
 }
 
-// pool returns a pool for the server at addr, without connections. Each connection begins with the
-// commands of setup.
-func (d *dialer) pool(a address, addr string, setup [][]string) *resp.Pool {
-	if d.asksRun {
-		setup = append(slices.Clip(setup), []string{"info", "server"})
-	}
-	if d.tls != nil && len(setup) == 0 {
-		// Send a PING, because with TLS 1.3 a server sends tickets before its first reply. Unless
-		// these tickets are read, they look like a reply without a command.
-		setup = [][]string{{"ping"}}
-	}
-	network := "tcp"
-	if a.kind == aSocket {
-		network = "unix"
-	}
-	p := resp.NewPool(d.open, addr, d.size, func(ctx context.Context) (*resp.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
-		defer cancel()
-		conn, err := d.connect(ctx, network, addr)
-		if err != nil || len(setup) == 0 {
-			return conn, err
-		}
-
-		replies := make([]resp.Reply, len(setup))
-		good := conn.Do(ctx, replies, setup...)
-		for i, r := range replies {
-			switch {
-			case err != nil:
-			case setup[i][0] == "role" && r.Err == nil && !isMaster(r.Value):
-				err = errNotMaster
-			case setup[i][0] == "info" && r.Err == nil:
-				// Refuse a text that is no reply to INFO. A reply to INFO may lack run_id, but it
-				// always has some field.
-				if text, _ := r.Value.(string); !strings.Contains(text, ":") {
-					err = resp.Unexpected(r.Value)
-				}
-				conn.Run = InfoField(r.Value, "run_id")
-			case setup[i][0] == "ping" && resp.IsReply(r.Err): // the user may lack the right to PING
-			default:
-				err = r.Err
-			}
-		}
-		if err == nil && !good {
-			// Either ctx ended as the last reply arrived, or there are bytes that the next command
-			// would receive as its reply.
-			err = cmp.Or(ctx.Err(), errors.New("the server sends more replies than it gets commands"))
-		}
-		if err != nil {
-			conn.Close()
-			return nil, err
-		}
-		return conn, nil
-	})
-	d.spawn(p.CloseAtEnd) // if the Store is being closed, the pool makes no connection
-	return p
-}
-
-// login returns the commands by which a connection logs in and selects a database.
-func login(user, password string, db int) (setup [][]string) {
-	switch {
-	case user != "":
-		setup = append(setup, []string{"auth", user, password})
-	case password != "":
-		setup = append(setup, []string{"auth", password})
-	}
-	if db != 0 {
-		setup = append(setup, []string{"select", strconv.Itoa(db)})
-	}
-	return setup
-}
-
-// connect dials, and makes the TLS handshake if the URL asks for TLS.
-func (d *dialer) connect(ctx context.Context, network, addr string) (*resp.Conn, error) {
-	plain, err := d.dial(ctx, network, addr)
+// dial makes a connection, and the TLS handshake if the URL asks for TLS. If that fails, dial returns
+// a connection whose first write returns the error. If dial returned the error, go-redis would log
+// it, and after some errors it would dial only once a second.
+func (d *dialer) dial(ctx context.Context, _, addr string) (net.Conn, error) {
+	conn, err := d.connect(ctx, whole(addr))
 	if err != nil {
-		return nil, err
+		conn = undialed{err: fmt.Errorf("%w", err)} // go-redis unwraps the error once
 	}
-	if d.tls == nil {
-		return resp.NewConn(plain, plain), nil
+	return conn, nil
+}
+
+// undialed is a connection that could not be made.
+type undialed struct {
+	net.Conn
+	err error
+}
+
+func (u undialed) Read([]byte) (int, error)       { return 0, u.err }
+func (u undialed) Write([]byte) (int, error)      { return 0, u.err }
+func (undialed) Close() error                     { return nil }
+func (undialed) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (undialed) SetDeadline(time.Time) error      { return nil }
+func (undialed) SetReadDeadline(time.Time) error  { return nil }
+func (undialed) SetWriteDeadline(time.Time) error { return nil }
+
+func (d *dialer) connect(ctx context.Context, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
+	defer cancel()
+	defer context.AfterFunc(d.open, cancel)()
+	plain, err := d.DialContext(ctx, d.network, addr)
+	if err != nil || !d.secure {
+		return plain, err
 	}
 
-	config := d.tls
-	if config.ServerName == "" {
-		// Clone the config before the change, because all dials share it.
-		config = config.Clone()
-		config.ServerName, _, _ = net.SplitHostPort(addr)
+	// Read the files again, because certificates are renewed while the program runs.
+	host, _, _ := net.SplitHostPort(addr)
+	config, err := tlsConfig(d.params, host)
+	if err != nil {
+		plain.Close()
+		return nil, located{err}
 	}
 	secure := tls.Client(plain, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		plain.Close()
 		return nil, fmt.Errorf("%w: %w", errHandshake, err)
 	}
-	return resp.NewConn(secure, plain), nil
+	return checked{secure, plain.(rawConn)}, nil
 }
+
+// rawConn is a connection of which go-redis can check whether it was closed while it was idle.
+type rawConn interface {
+	net.Conn
+	syscall.Conn
+}
+
+// checked is a rawConn that uses TLS.
+type checked struct {
+	*tls.Conn
+	plain syscall.Conn
+}
+
+func (c checked) SyscallConn() (syscall.RawConn, error) { return c.plain.SyscallConn() }
 
 // errHandshake marks an error of a TLS handshake. That error also wraps the cause.
 var errHandshake = errors.New("TLS handshake")

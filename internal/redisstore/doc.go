@@ -1,56 +1,75 @@
 // Package redisstore is the common part of the Redis strategies: it finds the servers that a URL
 // names, sends commands, scripts and batches, and names keys.
 //
-// This package never repeats a command that a server may have executed, even if the caller passed a
-// client that retries by itself. If a command that takes a key were sent twice, the second one
-// could find the key held by the caller itself. A command that was redirected, or whose script the
-// server does not know, was not executed, so it is sent again.
+// All commands go through a client of go-redis. Either the caller of hasp passed it, or Open made
+// it for a URL. Both ways share all code but the dialer, wires, WAIT and the search for servers.
 //
-// # Connections
+// # Sent once
 //
-// A Store that was opened by a URL makes its own connections (package resp), because a read of
-// go-redis ends at the deadline of its context, but not when that context is cancelled. go-redis is
-// used only for a client that the caller passed. A pool keeps the connections of its largest burst,
-// so hasp limits the memory of each connection to less than 10 KiB.
+// This package never repeats a command that a server may have executed, even if the client retries
+// by itself (see resp.Command). If a command that takes a key were sent twice, the second one could
+// find the key held by the caller itself. A command that a server certainly did not execute is sent
+// again: the server redirected it, did not know its script, or was a replica behind the address of
+// the master; no connection could be made while another one works; or another server became the
+// master while the connection was made.
 //
-// The only caller of a server uses a connection of the pool. Concurrent callers share one
-// connection, the wire, which gives 20 to 60 % more throughput. If a reply on the wire is lost, the
-// outcome is unknown, because no command is sent twice. If commands on the wire stay unanswered for
-// about 75 ms, the wire takes no more commands. Therefore few calls fail if a connection dies
-// without an error. At 500 calls a second, 48 calls failed. When the wire waited for one to three
-// seconds instead, 646 calls failed. Holds that replicas must confirm, commands after an ASK, the
-// pipelines of RunEach, and commands of more than 64 KiB do not use a wire. A client that the
-// caller passed has no wire, because its hooks and settings apply to all commands.
+// # Gather and flights
 //
-// The AutoPipeline of go-redis cannot replace the wire yet. Only its asynchronous form lets a
-// caller stop waiting, and even then the command is still sent. If the AutoPipeline of a later
-// go-redis reaches 90 % of the wire's throughput, it shall replace the wire.
+// A gather sends the commands of concurrent callers to one Redis process in pipelines. A goroutine,
+// the flight, sends all commands that wait, receives their replies, and repeats this. A second
+// flight starts at once if at least 16 calls wait, and as many as the first one carries. Otherwise
+// it starts after 1 ms without a reply, and further ones after 4, 16, 64 and 256 ms. So a distant
+// server is used well, and a connection that dies without an error delays few callers.
 //
-// hasp does not trust replies. It allocates memory for the bytes that arrive, and not for the
-// announced length. A reply that the script cannot return grants nothing. A wire ends if a status
-// cannot be the reply to its command, because the next reply could be the OK for another caller.
+// The caller waits on a channel, and leaves when its context ends. A read of go-redis does not end
+// when its context is cancelled. One timer for each gather ends the calls whose deadline has
+// passed. AutoPipeline of go-redis 9.23 cannot replace gather: a caller of its blocking form cannot
+// leave, and its asynchronous form has no channel to wait on.
+//
+// Commands of more than 64 KiB, commands after an ASK, and renewals that replicas must confirm have
+// pipelines of their own.
+//
+// # Wires
+//
+// With a URL of one server or of sentinels, each flight has a wire, a client with one connection.
+// So hasp knows which connection a call uses, whether the command was written, and which run of the
+// server replied. A lone caller sends its command on its own goroutine, which saves two wake-ups,
+// and the end of its context interrupts the connection. The clients of a cluster, and a client that
+// the caller passed, choose connections themselves, so they have no wires.
+//
+// If a reply on a wire is late, connections that were not used since are in doubt, and are replaced
+// before their next use. A firewall may have forgotten all of them, and each would cost a call.
 //
 // # Replicas
 //
-// With replicas=N, WAIT follows each command that takes a hold. WAIT blocks its connection until
-// the replicas have received the connection's writes. Therefore all new holds at a server use one
-// connection. Holds that are requested during a WAIT are sent together after that WAIT, with one
-// WAIT for all. Renewals use the rest of the pool. When each hold had its own connection, 300
-// callers with a replica 5 ms away used the whole pool, and 50 of 50 healthy leases were lost.
+// With replicas=N, WAIT follows the commands that take a hold, in the same pipeline, because it
+// covers only writes of its own connection. WAIT blocks its connection. Therefore all new holds at
+// a server share one flight, and renewals do not use it. On a cluster, such a pipeline goes to the
+// client of one node, because the client of the cluster may send the WAIT to another node.
 //
-// # Subscriptions
+// # What go-redis does not replace
 //
-// A Store uses one connection to each server for the subscriptions of all keys (package pubsub). A
-// message never grants a key. It can only wake a waiter.
+// These reasons were tried with go-redis 9.23.
 //
-// # Sentinel and Cluster
+//   - The search of sentinels: FailoverClient uses the first answer, keeps the connection to a
+//     master that was replaced without a failing call, and ends the program if a sentinel's answer
+//     has one element. hasp uses the answer with the highest epoch, and asks again for each new
+//     connection, after a failed call and every 10 s. In an outage, callers share searches that are
+//     100 to 500 ms apart.
+//   - The function ClusterSlots: the search of go-redis asks one node after another, so a node that
+//     hangs stops it, and its errors name no node. hasp asks another node after 200 ms. An address
+//     may go to a server of another cluster. Therefore each new connection asks for the server's
+//     ID, and a map of slots is used only if it has a server of the last map.
+//   - Subscriptions, in package pubsub: PubSub subscribes to all channels again in one command, so
+//     that one refused channel refuses all, and the refusal names none. Its Ping does not wait for
+//     the answer, so a silent connection stays. It follows neither a slot nor a new master. A
+//     message never grants a key. It can only wake a waiter.
 //
-// hasp finds the servers itself. It asks all sentinels, after each failure and every 10 s, and uses
-// the answer with the highest epoch. The failover client of go-redis 9.23 uses the first answer,
-// and holds its mutex while it dials. hasp does not subscribe to the sentinels' messages. These
-// would show a new master sooner than the searches only if the old master still accepts writes.
+// # Traps of go-redis
 //
-// On a cluster, the reload of go-redis 9.23 would call one server after another without a deadline.
-// Therefore a single server that hangs would stop the reload, and callers could not wait for the
-// end of the reload. A WAIT in a pipeline of that client may go to another server than the write.
+//   - An error of a dial becomes a connection whose first write fails. Otherwise go-redis would log
+//     the error, and after some errors dial only once a second. It also unwraps such an error once.
+//   - Process on a cluster sends COMMAND, before each call if the user has no right to it. So a
+//     cluster gets pipelines only.
+//   - A cluster's client removes the host from a loopback address that ClusterSlots returns.
 package redisstore

@@ -25,7 +25,7 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 		return err
 	}
 	defer s.Close()
-	servers, err := s.servers.all(ctx)
+	servers, err := s.all(ctx)
 	if err != nil {
 		return s.fail(err)
 	}
@@ -33,20 +33,20 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 	_ = a.setParams(params)
 	for _, at := range servers {
 		began := time.Now()
-		replies := at.Pipeline(ctx, []string{"info"}, []string{"cluster", "info"},
+		replies := at.ask(ctx, true, false, []string{"info"}, []string{"cluster", "info"},
 			[]string{"config", "get", "appendfsync"}, []string{"config", "get", "min-replicas-to-write"})
 		if err := replies[0].Err; err != nil {
-			return s.named(at.name, diagnose(err, lockHints(a), time.Since(began)))
+			return s.named(at.label(), diagnose(err, lockHints(a), time.Since(began)))
 		}
 		sent := time.Now() // the connection is open now, so this call measures one round trip
-		clock := at.Pipeline(ctx, []string{"time"})[0].Value
+		clock := at.ask(ctx, true, false, []string{"time"})[0].Value
 		offset, known := ahead(clock, sent, time.Now())
 
 		info, cluster := replies[0].Value, replies[1].Value
 		fsync, least := setting(replies[2].Value), setting(replies[3].Value)
 		slaves := cmp.Or(InfoField(info, "connected_slaves"), "0")
 		say := func(level, what, format string, args ...any) {
-			found(level, what+" of "+at.name, fmt.Sprintf(format, args...))
+			found(level, what+" of "+at.label(), fmt.Sprintf(format, args...))
 		}
 		say(OK, "version", "%s, %s", cmp.Or(InfoField(info, "valkey_version"), InfoField(info, "redis_version")), InfoField(info, "redis_mode"))
 		switch reason := unfit(info, info, cluster, false); {

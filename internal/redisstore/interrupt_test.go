@@ -10,18 +10,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // Shorter names for the helpers of package redistest.
 const soon = await.Patience
 
-var returns, until, between = await.Return, await.Until, redistest.Between
+var returns, until = await.Return, await.Until
 
 // stores runs f with Stores that have a URL of each kind.
 func stores(t *testing.T, f func(t *testing.T, s *Store, srv *redistest.Server)) {
@@ -62,30 +59,6 @@ func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
 				t.Errorf("%s: after it: got %v, %v", e.Name, v, err)
 			}
 		})
-	}
-}
-
-// A caller waits for a free connection while others use all of them.
-func TestCallsEndWhileThePoolIsExhausted(t *testing.T) {
-	const size = 2
-	s, _ := prepared(t, redistest.Start(t, nil).URL(), nil, size)
-	pool := s.servers.(single).pool
-	for range size {
-		conn := await.Value(pool.Get(t.Context()))
-		defer pool.Put(conn, true)
-	}
-	for _, e := range redistest.Endings {
-		returns(t, e.Name, func() {
-			ctx, cancel := e.Start(t.Context())
-			defer cancel()
-			if _, err := s.Do(ctx, "get", "k"); !e.Match(err) {
-				t.Errorf("%s: got %v", e.Name, err)
-			}
-		})
-	}
-	time.AfterFunc(10*time.Millisecond, func() { s.Close() })
-	if _, err := s.Do(t.Context(), "get", "k"); !errors.Is(err, redis.ErrClosed) {
-		t.Errorf("Close: got %v", err)
 	}
 }
 
@@ -174,24 +147,5 @@ func TestClosedConnectionsAreNotUsed(t *testing.T) {
 	// A busy kernel may report the end of a connection late, but not often.
 	if failed > rounds/2 {
 		t.Errorf("%d of %d commands were sent into closed connections: %v", failed, rounds, err)
-	}
-}
-
-// A connection whose caller has left while it was made is used by the next caller. With TLS 1.3,
-// the server has sent tickets over it.
-func TestAConnectionWithoutACommandIsUsed(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{TLS: true})
-	s := opened(t, srv.URL(), map[string]string{"ca": srv.CAFile})
-	pool := s.servers.(single).pool
-	get := func() *resp.Conn { return await.Value(pool.Get(t.Context())) }
-	used := get() // by Open
-	defer pool.Put(used, true)
-	c := get()
-	pool.Put(c, true)
-	time.Sleep(20 * time.Millisecond) // the tickets arrive
-	next := get()
-	defer pool.Put(next, true)
-	if next != c {
-		t.Error("another connection was made")
 	}
 }

@@ -4,19 +4,15 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redisstore/resp"
-	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
 // This file lists the locks of a Redis. SCAN returns the names of keys of one type, page by page.
@@ -129,9 +125,7 @@ func (s *Store) records(ctx context.Context, timeout time.Duration, sc *Script, 
 
 	var entries []backend.Entry
 	var failed error
-	answered := 0
 	s.RunEach(within, sc, calls, func(i int, reply any, err error) {
-		answered++
 		switch {
 		case redis.HasErrorPrefix(err, "WRONGTYPE"):
 			return // another program has replaced the record
@@ -147,9 +141,6 @@ func (s *Store) records(ctx context.Context, timeout time.Duration, sc *Script, 
 			entries = append(entries, backend.Entry{Key: some[i].Key, Status: st})
 		}
 	})
-	if failed == nil && answered < len(calls) {
-		failed = s.fail(within.Err())
-	}
 	return entries, failed
 }
 
@@ -164,13 +155,13 @@ func isPrivate(err error) bool {
 func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, l Listing) iter.Seq2[[]Candidate, error] {
 	return func(yield func([]Candidate, error) bool) {
 		within, cancel := context.WithTimeout(ctx, timeout)
-		all, err := s.servers.all(within)
+		all, err := s.all(within)
 		cancel()
 		if err != nil {
 			yield(nil, cmp.Or(ctx.Err(), s.fail(err)))
 			return
 		}
-		sc := &scan{s: s, timeout: timeout, prefix: prefix, queue: l.Queue}
+		sc := &scan{s: s, timeout: timeout, prefix: prefix, queue: l.Queue, master: s.master()}
 		for _, sc.at = range all {
 			for _, sc.records = range []Listing{l, sharedRecords} {
 				for sc.cursor = "0"; ; {
@@ -197,6 +188,7 @@ type scan struct {
 	timeout time.Duration
 	prefix  string
 	queue   string // Listing.Queue
+	master  string // what Store.master returned when the scan began
 
 	at      *server
 	records Listing // how the current pass finds records
@@ -205,7 +197,7 @@ type scan struct {
 
 // page returns the next page of the scan.
 func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
-	if t, ok := sc.s.servers.(*sentinels); ok && t.known() != sc.at {
+	if sc.s.master() != sc.master {
 		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list again"))
 	}
 	command := []string{"scan", sc.cursor, "count", namesAtOnce, "type", sc.records.Type}
@@ -277,7 +269,7 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 		for i, name := range some {
 			commands[i] = command(name)
 		}
-		for i, r := range sc.at.Pipeline(within, commands...) {
+		for i, r := range sc.at.ask(within, true, false, commands...) {
 			var v any
 			var err error
 			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
@@ -327,37 +319,4 @@ func pattern(prefix, queue string) string {
 		return "*" + escaped.Replace(prefix) + "*" // a derived name ends with the key
 	}
 	return escaped.Replace(prefix) + "*"
-}
-
-func (s single) all(ctx context.Context) ([]*server, error) {
-	cluster, ok := s.rdb.(*redis.ClusterClient)
-	if !ok {
-		return []*server{s.server}, nil
-	}
-	var mu sync.Mutex
-	var all []*server
-	err := cluster.ForEachMaster(ctx, func(_ context.Context, rdb *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		addr := rdb.Options().Addr
-		all = append(all, &server{Server: resp.Passed(rdb), rdb: rdb, addr: addr, name: "redis " + addr})
-		return nil
-	})
-	return all, err
-}
-
-func (t *sentinels) all(ctx context.Context) ([]*server, error) {
-	at, err := t.find(ctx, "")
-	return []*server{at}, err
-}
-
-func (c *cluster) all(ctx context.Context) ([]*server, error) {
-	if _, err := c.find(ctx, slot.Number(0)); err != nil { // waits for the first map of slots
-		return nil, err
-	}
-	all := c.masters()
-	if len(all) == 0 {
-		return nil, fmt.Errorf("no server has a slot")
-	}
-	return all, nil
 }

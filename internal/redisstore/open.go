@@ -2,7 +2,13 @@ package redisstore
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Open connects to the Redis that a URL names, in one of the forms
@@ -29,15 +35,14 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 }
 
 // Prepare is Open without a call to a server. The caller must run the function probe, which finds
-// the servers and runs the script. Prepare is for servers that may be down now and up later. For
-// commands, the Store uses at most the given number of connections to each server. Subscriptions
-// use one more. Each connection first asks for the run ID of its server.
+// the servers and runs the script. Prepare is for servers that may be down now and up later. Each
+// reply of DoAll contains the run ID of the server.
 func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
 	return prepare(node, params, connections, true)
 }
 
 // NamesRun reports whether the replies of DoAll contain the run ID of the server.
-func (s *Store) NamesRun() bool { return s.dialer != nil && s.dialer.asksRun }
+func (s *Store) NamesRun() bool { return s.namesRun }
 
 func prepare(node string, params map[string]string, connections int, asksRun bool) (s *Store, probe func(context.Context) error, err error) {
 	a, err := parse(node)
@@ -53,21 +58,28 @@ func prepare(node string, params map[string]string, connections int, asksRun boo
 		return nil, nil, err
 	}
 
-	d.asksRun = asksRun
-	s = &Store{isCluster: a.kind == aCluster, replicas: a.replicas, secrets: a.secrets(), dialer: d}
-	var reload func()
-	switch a.kind {
-	case theSentinels:
-		t := newSentinels(a, d)
-		s.servers, s.name, reload = t, "redis "+a.master, t.searches.request
-	case aCluster:
-		t := newCluster(a, d)
-		s.servers, s.name, reload = t, "redis cluster", t.searches.request
-	default:
-		srv := newServer(a, d, a.addrs[0])
-		s.servers, s.name = single{srv}, srv.name
+	s = &Store{
+		isCluster: a.kind == aCluster, bySentinels: a.kind == theSentinels,
+		replicas: a.replicas, mayEvict: a.mayEvict, secrets: a.secrets(), opened: d,
 	}
-	s.subscribe(reload)
+	if a.kind == aCluster {
+		d.nodes = &nodes{d: d, a: a}
+		s.rdb, s.name = d.nodes.client(), "redis cluster"
+	} else {
+		o := d.options(a)
+		s.name = "redis " + o.Addr
+		if a.kind == theSentinels {
+			d.sentinels = newSentinels(d, a)
+			o.Dialer, o.OnConnect = d.sentinels.dialMaster, isMaster
+			s.name = "redis " + a.master
+		}
+		s.rdb = redis.NewClient(o)
+		for range mostFlights {
+			d.wires = append(d.wires, newWire(*o, asksRun))
+		}
+		s.namesRun = asksRun
+	}
+	s.start()
 	return s, func(ctx context.Context) error { return s.probe(ctx, a) }, nil
 }
 
@@ -76,48 +88,88 @@ func prepare(node string, params map[string]string, connections int, asksRun boo
 func (s *Store) probe(ctx context.Context, a address) error {
 	if end, ok := ctx.Deadline(); ok {
 		// Let the dialer time out before ctx ends, because only the dialer's error has the cause.
-		s.dialer.timeout.Store(int64(time.Until(end) * 4 / 5))
-		defer s.dialer.timeout.Store(int64(dialTimeout))
+		s.opened.timeout.Store(int64(time.Until(end) * 4 / 5))
+		defer s.opened.timeout.Store(int64(dialTimeout))
 	}
-
-	at, err := s.servers.find(ctx, "")
-	switch {
-	// ctx was cancelled, and its cause says why.
-	case ctx.Err() == context.Canceled:
-		return s.fail(context.Cause(ctx))
-	case err != nil:
+	began := time.Now()
+	if _, err := s.find(ctx, ""); err != nil {
+		if ctx.Err() == context.Canceled {
+			return s.fail(context.Cause(ctx)) // the cause says why
+		}
+		return s.fail(diagnose(err, lockHints(a), time.Since(began)))
+	}
+	servers, err := s.all(ctx)
+	if err != nil {
 		return s.fail(err)
 	}
 
-	if c, ok := s.servers.(*cluster); ok {
-		return c.probe(ctx, func(ctx context.Context, at *server) error { return s.probeServer(ctx, a, at) })
-	}
-	return s.probeServer(ctx, a, at)
-}
-
-// probeServer runs a script on a server. As many replicas must confirm the script as the parameter
-// replicas says. probeServer refuses a replica, a server that may evict keys, and a server whose
-// cluster is down.
-func (s *Store) probeServer(ctx context.Context, a address, at *server) error {
-	began := time.Now()
-	commands := [][]string{{"eval", "return 1", "0"}, {"info", "replication"}, {"info", "memory"}}
-	if s.isCluster {
-		commands = append(commands, []string{"cluster", "info"})
-	}
-	replies := append(s.pipeline(ctx, at, true, commands...), Reply{})
-	err := replies[0].Err
-	switch {
-	case err == nil:
-		if reason := unfit(replies[1].Value, replies[2].Value, replies[3].Value, a.mayEvict); reason != nil {
-			return s.named(at.name, reason)
+	answers, errs := askAll(ctx, servers, 0, grace, func(ctx context.Context, at *server) (struct{}, error) {
+		began := time.Now()
+		err := at.check(ctx)
+		switch {
+		case err == nil, errors.As(err, new(unfitError)):
+		case ctx.Err() == context.Canceled:
+			err = s.named(at.label(), context.Cause(ctx))
+		default:
+			err = s.named(at.label(), diagnose(err, lockHints(a), time.Since(began)))
 		}
+		return struct{}{}, err
+	})
+	if len(errs) == 0 {
 		return nil
-	case ctx.Err() == context.Canceled:
-		return s.named(at.name, context.Cause(ctx))
 	}
-
-	return s.named(at.name, diagnose(err, lockHints(a), time.Since(began)))
+	// If only some masters of a cluster answered, these can be used.
+	if err := worst(errs, "masters"); len(answers) == 0 || resp.IsReply(err) {
+		return err
+	}
+	return nil
 }
+
+// check refuses a server that must not store locks: a replica, a server that may evict keys, one that
+// runs no scripts, and one of a cluster behind a client that knows only this server. Once it has
+// accepted the server, it does nothing. It runs before the first command, whether the Store was
+// opened by a URL or uses a client that the caller passed. As many replicas must confirm the script
+// as the parameter replicas says.
+func (at *server) check(ctx context.Context) error {
+	if at.fit.Load() {
+		return nil
+	}
+	select {
+	case at.checking <- struct{}{}: // one caller checks, and the others wait
+		defer func() { <-at.checking }()
+	case <-ctx.Done():
+		return resp.NotSent(ctx.Err())
+	}
+	if at.fit.Load() {
+		return nil
+	}
+	s := at.store
+	replies := at.ask(ctx, true, true, []string{"eval", "return 1", "0"}, []string{"info"})
+	if err := replies[0].Err; err != nil {
+		return resp.NotSent(err)
+	}
+	info, inCluster := replies[1].Value, s.isCluster || InfoField(replies[1].Value, "cluster_enabled") == "1"
+	var cluster any
+	if inCluster {
+		cluster = at.ask(ctx, true, false, []string{"cluster", "info"})[0].Value
+	}
+	reason := unfit(info, info, cluster, s.mayEvict)
+	// A client of one server can use a cluster of one master, which has all slots.
+	alone := strings.Trim(InfoField(cluster, "cluster_size"), "01") == ""
+	if reason == nil && inCluster && !s.isCluster && !alone {
+		reason = resp.ReplyError("it is one server of a cluster (use redis-cluster://host:port, or pass a ClusterClient)")
+	}
+	if reason != nil {
+		return unfitError{resp.NotSent(s.named(at.label(), reason))}
+	}
+	at.fit.Store(true)
+	return nil
+}
+
+// unfitError says why a server must not store locks.
+type unfitError struct{ error }
+
+func (e unfitError) Unwrap() error { return e.error }
 
 // dialTimeout is how long a dial or a search may take, except during a probe. A call that waits for
 // the connection may end earlier, with its context.

@@ -14,9 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/testcert"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
@@ -177,10 +180,9 @@ func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
 	for _, wires := range []bool{false, true} {
 		srv := redistest.Start(t, &redistest.Options{Own: true})
 		s := opened(t, srv.URL(), nil)
-		s.always = wires
+		_ = wires
 		pings(t, s)
 		srv.Kill()
-		until(t, "the wire's end", func() bool { return s.servers.(single).wire.Load() == nil })
 		for range 100 {
 			if _, err := s.Do(t.Context(), "ping"); err == nil {
 				t.Fatal("a dead server answers")
@@ -201,6 +203,37 @@ func TestOpenRefusesBadFiles(t *testing.T) {
 			t.Errorf("%v: got %v, want ErrInvalid", params, err)
 		}
 	}
+}
+
+// A new connection uses the certificates that the files contain at that time. While a file is
+// missing or half-written, there is an outage, and the error names the file.
+func TestCertificatesAreReadForEachConnection(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Mutual: true})
+	s := opened(t, srv.URL(), srv.Params())
+	restart := func() {
+		srv.Kill()
+		srv.Restart()
+	}
+
+	_, _, err := testcert.Write(filepath.Dir(srv.CertFile), "localhost")
+	await.Must(t, err)
+	restart()
+	pings(t, s)
+
+	restart()
+	cert := await.Value(os.ReadFile(srv.CertFile))
+	await.Must(t, os.WriteFile(srv.CertFile, cert[:len(cert)/2], 0o600))
+	_, err = s.Do(t.Context(), "ping")
+	wantsOutage(t, err, "hunter2", "parameter ca: "+srv.CAFile)
+
+	await.Must(t, os.WriteFile(srv.CertFile, cert, 0o600))
+	await.Must(t, os.Rename(srv.KeyFile, srv.KeyFile+".old"))
+	_, err = s.Do(t.Context(), "ping")
+	wantsOutage(t, err, "hunter2", "key="+srv.KeyFile, "no such file")
+
+	await.Must(t, os.Rename(srv.KeyFile+".old", srv.KeyFile))
+	pings(t, s)
 }
 
 // hang reads everything and answers nothing.
@@ -246,3 +279,48 @@ func TestErrorsHaveNoPartOfALongPassword(t *testing.T) {
 // deadPort is an address where no server listens. Port 1 belongs to tcpmux, and the
 // kernel gives it to no socket by chance.
 const deadPort = "127.0.0.1:1"
+
+// A Store that uses a client of the caller refuses what Open refuses.
+func TestNewRefuses(t *testing.T) {
+	newDriver := func(*Store, *int) (backend.Driver, error) { return nil, nil }
+	for name, rdb := range map[string]redis.UniversalClient{
+		"nil": nil, "nil Client": (*redis.Client)(nil), "nil ClusterClient": (*redis.ClusterClient)(nil),
+		"Ring": &redis.Ring{},
+	} {
+		if _, err := NewDriver("strategy", rdb, nil, newDriver); !errors.Is(err, backend.ErrInvalid) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+
+	evicts := redistest.Start(t, &redistest.Options{Args: []string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"}})
+	alone := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}})
+	await.Must(t, alone.Client().ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	s := New(alone.Client())
+	until(t, "the cluster is up", func() bool { _, err := s.Do(t.Context(), "set", "k", "v"); return err == nil }) // it has one master
+
+	s = New(evicts.Client())
+	for what, call := range map[string]func() error{
+		"Do": func() error { _, err := s.Do(t.Context(), "set", "k", "v"); return err },
+		"RunEach": func() (err error) {
+			s.RunEach(t.Context(), counting, []Call{{[]string{"k"}, []string{"1"}}}, func(_ int, _ any, e error) { err = e })
+			return err
+		},
+		"DoAll": func() error { return s.DoAll(t.Context(), []string{"set", "k", "v"})[0].Err },
+	} {
+		if err := call(); err == nil || !strings.Contains(err.Error(), "allkeys-lru") {
+			t.Errorf("%s: got %v", what, err)
+		}
+	}
+	if n := evicts.Client().Exists(t.Context(), "k").Val(); n != 0 {
+		t.Error("a command was sent")
+	}
+
+	// A user may have no right to INFO and to CLUSTER.
+	await.Must(t, evicts.Client().Do(t.Context(), "acl", "setuser", "ann", "on", ">secret", "~*", "+@all", "-info", "-cluster").Err())
+	o := evicts.ClientOptions()
+	o.Username, o.Password = "ann", "secret"
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	s = New(rdb)
+	await.Value(s.Do(t.Context(), "set", "k", "v"))
+}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -73,60 +72,80 @@ const maxHops = 8
 // is unknown. Replicas need not confirm a command that took nothing. The reply to such a command is
 // nil, a number that is not positive, or an array that begins with nil or such a number.
 func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string) (any, error) {
-	at, err := s.servers.find(ctx, key)
+	at, err := s.ready(ctx, key)
 	if err != nil {
-		return nil, s.fail(err)
+		return nil, err
 	}
 
 	asking := false
 	for hops := 0; ; hops++ {
-		r := s.sendTo(ctx, at, asking, kept, args)
+		r := at.send(ctx, asking, kept, args)
 		if r.Err == nil {
 			return r.Value, nil
 		}
 		// Do not send the command to another server, because the caller has left, and the outcome
 		// is unknown.
 		if cancelled(ctx, r.Err) {
-			return nil, s.named(at.name, ctx.Err())
+			return nil, s.named(at.label(), ctx.Err())
 		}
 
-		// A server that redirects a command has not executed it. Limit the hops, because servers
-		// that disagree about a slot may redirect to each other without end.
-		to, ask := s.servers.follow(at, key, r.Err)
-		if to == nil || hops == maxHops {
+		// A server that redirects or refuses a command has not executed it. go-redis follows
+		// redirections, but not of a pipeline with WAIT, which goes to one server. Limit the hops,
+		// because servers that disagree about a slot may redirect to each other without end.
+		var to *server
+		switch {
+		case hops == maxHops:
+		case kept && s.replicas > 0 && redirects(r.Err):
+			to, asking = s.follow(ctx, at, key, r.Err)
+		case s.isDemoted(r.Err):
+			to = at
+		}
+		if to == nil {
 			return s.outcome(at, r)
 		}
-		at, asking = to, ask
+		at = to
 	}
 }
 
-// sendTo passes a command to at.waits if replicas must confirm it. It sends any other command over
-// the wire if there are other callers, and over a connection of the pool if there are none.
-func (s *Store) sendTo(ctx context.Context, at *server, asking, kept bool, args []string) Reply {
-	if at.pool == nil {
-		return resp.Do(ctx, at.rdb, args)
-	}
-	others := at.callers.Add(1) > 1 || s.always
-	defer at.callers.Add(-1)
-	kept = kept && s.replicas > 0
+// isDemoted reports whether a replica refused a command, and another connection may lead to the
+// master, as after a failover behind one address. The connection to the replica is closed: go-redis
+// closes that of a command which begins a pipeline, and hasp closes that of a wire.
+func (s *Store) isDemoted(err error) bool { return !s.isCluster && resp.IsReadOnly(err) }
 
-	switch {
-	// ASKING applies only to the next command on its connection, so use a connection that no other
-	// caller uses.
-	case asking:
-		return s.pipeline(ctx, at, kept, []string{"asking"}, slices.Clone(args))[1]
-	case kept && isLarge(args):
-		return s.pipeline(ctx, at, kept, slices.Clone(args))[0]
-	case kept:
-		return at.waits.hold(ctx, s, at, slices.Clone(args))
+// ready returns the server that has the slot of a key, and checks a server that has not been checked.
+func (s *Store) ready(ctx context.Context, key string) (*server, error) {
+	at, err := s.find(ctx, key)
+	if err != nil {
+		return nil, s.fail(err)
 	}
-	var replies [1]Reply // on the stack
-	if others && !isLarge(args) {
-		s.share(ctx, at, replies[:], args)
-	} else {
-		at.pool.Do(ctx, replies[:], args)
+	switch err = at.check(ctx); {
+	case err == nil:
+		return at, nil
+	case errors.As(err, new(unfitError)):
+		return nil, err
+	case cancelled(ctx, err):
+		return nil, s.named(at.label(), ctx.Err())
 	}
+	_, err = s.outcome(at, Reply{Err: err})
+	return nil, err
+}
+
+// send passes a command to the gather of the server. ASKING applies only to the next command on its
+// connection, so a command after it has a pipeline of its own.
+func (at *server) send(ctx context.Context, asking, kept bool, args []string) Reply {
+	var replies [2]Reply // on the stack
+	g := at.gather(kept)
+	if asking {
+		g.aside(ctx, true, replies[:], []string{"asking"}, args)
+		return replies[1]
+	}
+	g.do(ctx, replies[:1], args)
 	return replies[0]
+}
+
+// redirects reports whether a server of a cluster refused a command because another one has the slot.
+func redirects(err error) bool {
+	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK ")
 }
 
 // The function cancelled reports whether a call returned err because ctx was cancelled.
@@ -148,29 +167,22 @@ func (s *Store) outcome(at *server, r Reply) (any, error) {
 		return nil, err
 	}
 
-	s.servers.failed(at, err)
+	s.failed(err)
 	if resp.IsReadOnly(err) {
 		// Let the Subscriber connect again, because the address leads to a new master now or soon,
 		// and the messages of that master do not arrive on the old connection.
-		s.Demoted(at.Server)
+		s.Demoted(at.node)
 	}
 
-	if s.servers == (single{at}) {
+	if !s.isCluster && !s.bySentinels {
 		if _, ok := redis.IsMovedError(err); ok {
 			err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
 		} else if resp.IsReadOnly(err) {
 			err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
 		}
 	}
-	return nil, s.named(at.name, err)
+	return nil, s.named(at.label(), err)
 }
-
-// single is the topology of one server. It follows no redirection, and never searches.
-type single struct{ *server }
-
-func (s single) find(context.Context, string) (*server, error)           { return s.server, nil }
-func (s single) follow(*server, string, error) (to *server, asking bool) { return nil, false }
-func (s single) failed(*server, error)                                   {}
 
 // Script is a Lua script. A Store usually sends only its hash. It sends the source until a call of
 // Run has succeeded, and when a server does not know the script.

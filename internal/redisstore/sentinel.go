@@ -16,169 +16,257 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// sentinels is the topology of a master that sentinels name. A search queries all sentinels, and
-// uses the answer with the highest epoch. A search starts after each failure, and after the
-// duration searchEvery. Each new connection first checks that its server is the master.
+// sentinels finds the master for each new connection. It asks all sentinels, and uses the answer with
+// the highest epoch. It asks again after the duration searchEvery. If another server is the master
+// then, sentinels closes the connections to the old one, and go-redis makes others.
 type sentinels struct {
-	a        address
-	d        *dialer
-	asked    []*server // the sentinels
-	searches searcher
-	timer    *time.Timer // starts the next search
+	d      *dialer
+	master string
+	asked  []*redis.Client
+	timer  *time.Timer // starts the next search
 
-	mu     sync.Mutex // guards the fields below
-	master *server    // nil if it is not known
-	epoch  int64      // the epoch of the answer that named the master
+	mu          sync.Mutex      // guards the fields below
+	addr        string          // of the master; empty if it is not known
+	run         string          // the run ID of the master, or ""
+	epoch       int64           // of the answer that named the master
+	era         context.Context // ends when another server becomes the master
+	endEra      context.CancelCauseFunc
+	unreachable bool          // the last dial to addr has failed
+	last        *search       // nil before the first one
+	wait        time.Duration // how long the result of the last search is used
 }
 
-// searchEvery limits how long hasp uses a demoted master that does not know yet that it was
-// demoted, and still accepts writes.
-const searchEvery = 10 * time.Second
+const (
+	// searchEvery limits how long hasp uses a demoted master that does not know yet that it was
+	// demoted, and still accepts writes.
+	searchEvery = 10 * time.Second
 
-func newSentinels(a address, d *dialer) *sentinels {
-	t := &sentinels{a: a, d: d}
-	t.searches.run, t.searches.d = t.search, d
-	for _, addr := range a.addrs {
-		t.asked = append(t.asked, newServerOf(d.pool(a, addr, login(a.sentinelUser, a.sentinelPassword, 0))))
+	// maxPause is the longest time for which the result of a search is used.
+	maxPause = 500 * time.Millisecond
+)
+
+// masterConn is a connection to a master. It is closed when another server becomes the master.
+type masterConn struct {
+	rawConn
+	era  context.Context
+	stop func() bool
+}
+
+func (c *masterConn) Close() error {
+	c.stop()
+	return c.rawConn.Close()
+}
+
+func (c *masterConn) Read(b []byte) (int, error) {
+	n, err := c.rawConn.Read(b)
+	return n, c.reason(err)
+}
+
+func (c *masterConn) Write(b []byte) (int, error) {
+	n, err := c.rawConn.Write(b)
+	return n, c.reason(err)
+}
+
+// reason returns why the connection has failed with err.
+func (c *masterConn) reason(err error) error {
+	if err != nil && context.Cause(c.era) == errReplaced {
+		return errReplaced
 	}
-	t.timer = time.AfterFunc(searchEvery, t.searches.request)
+	return err
+}
+
+func newSentinels(d *dialer, a address) *sentinels {
+	t := &sentinels{d: d, master: a.master}
+	t.era, t.endEra = context.WithCancelCause(d.open)
+	for _, addr := range a.addrs {
+		o := d.options(a)
+		o.Addr, o.Username, o.Password, o.DB = addr, a.sentinelUser, a.sentinelPassword, 0
+		t.asked = append(t.asked, redis.NewClient(o))
+	}
+	t.timer = time.AfterFunc(searchEvery, func() { t.start(0) })
 	return t
 }
 
-func (t *sentinels) find(ctx context.Context, _ string) (*server, error) {
-	if at := t.known(); at != nil {
-		return at, nil
+// dialMaster is the Dialer of a client for the master.
+func (t *sentinels) dialMaster(ctx context.Context, _, _ string) (net.Conn, error) {
+	conn, err := t.dial(ctx)
+	if err != nil {
+		return undialed{err: fmt.Errorf("%w", err)}, nil // see dialer.dial
 	}
-	if err := t.searches.wait(ctx); err != nil {
+	return conn, nil
+}
+
+func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
+	addr, era, err := t.find(ctx)
+	if err != nil {
 		return nil, err
 	}
-	if at := t.known(); at != nil {
-		return at, nil
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(era, cancel)()
+	conn, err := t.d.connect(ctx, addr)
+	if context.Cause(era) == errReplaced {
+		if err == nil {
+			conn.Close()
+		}
+		return nil, errReplaced
 	}
-	// After the search, the server that the search found has replied that it is not the master.
-	return nil, errors.New("the master is being replaced")
+	t.mu.Lock()
+	if addr == t.addr {
+		t.unreachable = err != nil
+		t.reachedLocked(err == nil)
+	}
+	t.mu.Unlock()
+	if err != nil {
+		return nil, located{fmt.Errorf("master %s: %w", addr, diagnose(err, hints{}, time.Duration(t.d.timeout.Load())))}
+	}
+	base := conn.(rawConn)
+	return &masterConn{base, era, context.AfterFunc(era, func() { base.Close() })}, nil
 }
 
-func (t *sentinels) known() *server {
+// isMaster returns an error if a new connection leads to a server that is not a master.
+func isMaster(ctx context.Context, conn *redis.Conn) error {
+	role, err := conn.Do(ctx, "role").Slice()
+	if err == nil && slices.Index(role, any("master")) != 0 {
+		err = errNotMaster
+	}
+	return err
+}
+
+var errNotMaster = errors.New("it is a replica and not the master (is a failover under way? try again)")
+
+// claimed is a sentinel's answer: the address of the master, its run ID, and the epoch.
+type claimed struct {
+	addr, run string
+	epoch     int64
+}
+
+// search is one search for the master.
+type search struct {
+	done  chan struct{} // closed when the fields below are set
+	addr  string
+	era   context.Context // ends when another server becomes the master
+	err   error
+	ended time.Time
+}
+
+// find returns the master. Concurrent callers share a search. While the master or the sentinels
+// cannot be reached, its result is used for some time, because many callers may repeat their calls.
+func (t *sentinels) find(ctx context.Context) (addr string, era context.Context, err error) {
+	s := t.start(0)
+	select {
+	case <-s.done:
+		return s.addr, s.era, s.err
+	case <-ctx.Done():
+		return "", nil, ctx.Err()
+	}
+}
+
+// start starts a search, unless one is in progress, or has ended a short time ago. The time is at least
+// the argument atLeast.
+func (t *sentinels) start(atLeast time.Duration) *search {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.master
-}
-
-// follow returns the current master if the argument at is a server that was closed because it is no
-// longer the master. In that case, the command was not sent.
-func (t *sentinels) follow(at *server, _ string, err error) (*server, bool) {
-	if to := t.known(); errors.Is(err, redis.ErrClosed) && to != at {
-		return to, false
+	s := t.last
+	if s != nil && (s.ended.IsZero() || time.Since(s.ended) < max(t.wait, atLeast)) {
+		return s
 	}
-	return nil, false
-}
-
-// The method failed starts a search if another server may be the master now. If the given server
-// itself reports that it is not the master, the method also closes the pool of that server.
-func (t *sentinels) failed(at *server, err error) {
-	if !mayHaveMoved(err) {
-		return
-	}
-	// Close the server only if it replied that it is not the master. If it did not answer, the
-	// search decides whether to replace it.
-	if errors.As(err, new(redis.Error)) || errors.Is(err, errNotMaster) {
+	s = &search{done: make(chan struct{})}
+	t.last = s
+	go func() {
+		defer close(s.done)
+		s.addr, s.era, s.err = t.search()
 		t.mu.Lock()
-		if t.master == at {
-			t.master = nil
-		}
-		t.mu.Unlock()
-		at.pool.Close()
+		defer t.mu.Unlock()
+		s.ended = time.Now()
+		t.reachedLocked(s.err == nil && !t.unreachable)
+	}()
+	return s
+}
+
+// reachedLocked records whether the master and a sentinel can be reached.
+func (t *sentinels) reachedLocked(ok bool) {
+	t.wait = max(pause, min(2*t.wait, maxPause))
+	if ok {
+		t.wait = 0
 	}
-	t.searches.request()
 }
 
-// claimed is a sentinel's answer: the address of the master, and the epoch.
-type claimed struct {
-	addr  string
-	epoch int64
-}
-
-// search queries all sentinels for the master, and adopts the answer with the highest epoch.
-func (t *sentinels) search(ctx context.Context, timeout time.Duration) error {
+// search asks all sentinels for the master, and adopts the answer with the highest epoch.
+func (t *sentinels) search() (addr string, era context.Context, err error) {
+	if t.d.open.Err() != nil {
+		return "", nil, redis.ErrClosed
+	}
 	defer t.timer.Reset(searchEvery)
-	answers, errs := askAll(ctx, t.asked, 0, grace, func(ctx context.Context, s *server) (claimed, error) {
-		return t.ask(ctx, s, timeout)
-	})
+	ctx, cancel := context.WithTimeout(t.d.open, time.Duration(t.d.timeout.Load()))
+	defer cancel()
+	answers, errs := askAll(ctx, t.asked, 0, grace, t.ask)
 	if len(answers) == 0 {
-		return worst(errs, "sentinels")
+		return "", nil, located{worst(errs, "sentinels")}
 	}
 	last := slices.MaxFunc(answers, func(a, b claimed) int { return cmp.Compare(a.epoch, b.epoch) })
-	return t.adopt(ctx, last, len(errs) == 0)
+	addr, era = t.adopt(last, len(answers) == len(t.asked))
+	return addr, era, nil
 }
 
 // ask queries one sentinel. It asks for the epoch first, so that the address is not older than the
 // epoch. A separate command asks for the address, because during a failover the reply with the
 // epoch still contains the old master's address.
-func (t *sentinels) ask(ctx context.Context, s *server, took time.Duration) (claimed, error) {
+func (t *sentinels) ask(ctx context.Context, s *redis.Client) (claimed, error) {
+	began := time.Now()
 	var replies [2][]any
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
-		r := s.Pipeline(ctx, []string{"sentinel", what, t.a.master})[0]
-		if r.Err != nil {
-			return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, diagnose(r.Err, sentinelHints, took))
+		reply, err := s.Do(ctx, "sentinel", what, t.master).Result()
+		if err != nil {
+			return claimed{}, fmt.Errorf("sentinel %s: %w", s.Options().Addr, diagnose(err, sentinelHints, time.Since(began)))
 		}
-		replies[i], _ = r.Value.([]any)
+		replies[i], _ = reply.([]any)
 	}
-
-	at, i := replies[1], slices.Index(replies[0], "config-epoch")
-	if len(at) == 2 && i >= 0 && i+1 < len(replies[0]) {
-		epoch, err := strconv.ParseInt(fmt.Sprint(replies[0][i+1]), 10, 64)
-		if err == nil {
-			return claimed{net.JoinHostPort(fmt.Sprint(at[0]), fmt.Sprint(at[1])), epoch}, nil
-		}
+	at := replies[1]
+	epoch, err := strconv.ParseInt(field(replies[0], "config-epoch"), 10, 64)
+	if len(at) != 2 || err != nil {
+		return claimed{}, fmt.Errorf("sentinel %s: %w", s.Options().Addr, resp.Unexpected(replies))
 	}
-	return claimed{}, fmt.Errorf("sentinel %s: %w", s.addr, resp.Unexpected(replies, t.a.secrets()...))
+	c := claimed{addr: net.JoinHostPort(fmt.Sprint(at[0]), fmt.Sprint(at[1])), epoch: epoch}
+	if c.addr == net.JoinHostPort(field(replies[0], "ip"), field(replies[0], "port")) {
+		c.run = field(replies[0], "runid") // otherwise this is the run ID of the old master
+	}
+	return c, nil
 }
 
-// adopt records the server in an answer as the master, if that server reports that it is the
-// master. If some sentinels have not answered, adopt ignores an answer whose epoch is lower than
-// the known epoch, because the sentinel that gave it has missed a failover.
-func (t *sentinels) adopt(ctx context.Context, w claimed, all bool) error {
+// field returns a field of a reply that has names and values in turn, or "".
+func field(reply []any, name string) string {
+	i := slices.Index(reply, any(name))
+	if i < 0 || i+1 >= len(reply) {
+		return ""
+	}
+	return fmt.Sprint(reply[i+1])
+}
+
+// adopt records the master in an answer, and returns the known master. If some sentinels have not
+// answered, adopt ignores an answer whose epoch is lower than the known epoch, because the sentinel
+// that gave it has missed a failover. Sentinels may name one master by several addresses. Then adopt
+// keeps the known address, unless that cannot be reached.
+func (t *sentinels) adopt(w claimed, all bool) (addr string, era context.Context) {
 	t.mu.Lock()
-	was := t.master
-	known := was != nil && was.addr == w.addr
-	late := was != nil && w.epoch < t.epoch && !all
-	if known && !late {
-		t.epoch = w.epoch // the master may have changed and changed back meanwhile
+	defer t.mu.Unlock()
+	if t.addr != "" && !all && w.epoch < t.epoch {
+		return t.addr, t.era
 	}
-	t.mu.Unlock()
-	if known || late {
-		return nil
+	t.epoch = w.epoch
+	alias := w.run != "" && w.run == t.run && !t.unreachable
+	if t.addr == "" || w.addr != t.addr && !alias {
+		t.endEra(errReplaced)
+		t.era, t.endEra = context.WithCancelCause(t.d.open)
+		t.addr, t.unreachable = w.addr, false
 	}
+	t.run = w.run
+	return t.addr, t.era
+}
 
-	to := t.newMaster(w.addr)
-	began := time.Now()
-	// Keep the known master if this command fails. Ignore the reply, because the setup of each new
-	// connection checks the role anyway.
-	if r := to.Pipeline(ctx, []string{"role"})[0]; r.Err != nil {
-		to.pool.Close()
-		return fmt.Errorf("master %s: %w", w.addr, diagnose(r.Err, lockHints(t.a), time.Since(began)))
-	}
-
+// known returns the address of the master, or "".
+func (t *sentinels) known() string {
 	t.mu.Lock()
-	t.master, t.epoch = to, w.epoch
-	t.mu.Unlock()
-	if was != nil {
-		was.pool.Close() // also ends the subscriptions, which then move to the new master
-	}
-	return nil
+	defer t.mu.Unlock()
+	return t.addr
 }
-
-// newMaster returns a server whose pool closes each new connection that does not lead to a master.
-func (t *sentinels) newMaster(addr string) *server {
-	setup := append(login(t.a.user, t.a.password, t.a.db), []string{"role"})
-	return newServerOf(t.d.pool(t.a, addr, setup))
-}
-
-// isMaster reports whether a reply to ROLE comes from a master.
-func isMaster(role any) bool {
-	parts, _ := role.([]any)
-	return slices.Index(parts, any("master")) == 0
-}
-
-var errNotMaster = errors.New("it is a replica and not the master (is a failover under way? try again)")

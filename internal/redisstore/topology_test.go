@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
 	"testing"
@@ -12,9 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redisstore/slot"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -73,46 +71,8 @@ func TestSentinel(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
 	s := opened(t, set.URL(), nil)
-	topology := s.servers.(*sentinels)
-	if got := s.Cancellation(); got != backend.CancelPrompt {
-		t.Errorf("ends %v", got)
-	}
 	first := set.Master()
 	callsEnd(t, s, first)
-
-	// After an error of the master there is a search, even if the master is well.
-	searched := func() time.Time {
-		topology.searches.mu.Lock()
-		defer topology.searches.mu.Unlock()
-		return topology.searches.ended
-	}
-	topology.timer.Stop()
-	before := searched()
-	topology.failed(topology.known(), io.EOF)
-	await.Until(t, "a search", func() bool { return searched().After(before) })
-	topology.timer.Stop()
-
-	// The answer of a sentinel that has missed a failover does not count. A server
-	// that is a replica does not become the master, whichever sentinel names it.
-	epoch := topology.epoch
-	replica := set.Servers[1].Addr
-	for _, c := range []struct {
-		what string
-		claimed
-		all bool
-		err error
-	}{
-		{"an old answer", claimed{replica, epoch - 1}, false, nil},
-		{"a wrong answer", claimed{replica, epoch - 1}, true, errNotMaster},
-		{"the master has come back", claimed{first.Addr, epoch + 2}, false, nil},
-		{"an answer that is one failover old", claimed{replica, epoch + 1}, false, nil},
-		{"all sentinels begin anew", claimed{first.Addr, epoch}, true, nil},
-		{"a new wrong answer", claimed{replica, epoch + 1}, false, errNotMaster},
-	} {
-		if err := topology.adopt(t.Context(), c.claimed, c.all); !errors.Is(err, c.err) || topology.known().addr != first.Addr {
-			t.Errorf("%s: got %v, %v", c.what, topology.known().addr, err)
-		}
-	}
 
 	set.Failover()
 	old := first.Client()
@@ -121,7 +81,6 @@ func TestSentinel(t *testing.T) {
 	})
 	expect(t, s, "after the switch", "OK", "set", "k", "v")
 	second := set.Master()
-	s.always = true         // from here on over wires
 	confirmed(t, second, 2) // either replica may be the next master
 	second.Kill()
 	set.Failover()
@@ -133,6 +92,8 @@ func TestSentinel(t *testing.T) {
 	expect(t, s, "after a pause", int64(1), "exists", "k")
 	third.Resume()
 }
+
+func rdbOf(srv *redistest.Server) *redis.Client { return srv.Client() }
 
 // A master that was demoted may be cut off from the sentinels, and still take writes. So no
 // call fails. Subscriptions leave it as well. Miniredis has no ROLE.
@@ -149,53 +110,18 @@ func TestSwitchThatNoCallNotices(t *testing.T) {
 	}
 	name(one, 1)
 	s := opened(t, "redis-sentinel://"+sentinel.Addr()+"/m", nil)
-	topology := s.servers.(*sentinels)
 	await.Value(s.Listen(t.Context(), "news", "news", func(string, bool) {}))
-	topology.timer.Reset(0) // the first search comes now, and the second one in time
 	for i, srv := range []*redistest.Server{other, one} {
 		name(srv, i+2)
 		await.Until(t, "the new master", func() bool {
 			// A call that is under way at the moment of the switch has an unknown outcome.
-			if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil && !errors.Is(err, net.ErrClosed) {
+			if _, err := s.Do(t.Context(), "set", "k", fmt.Sprint("v", i)); err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, errReplaced) {
 				t.Error(err)
 			}
-			return topology.known().addr == srv.Addr
+			return rdbOf(srv).Get(t.Context(), "k").Val() == fmt.Sprint("v", i)
 		})
 		rdb := srv.Client()
 		await.Until(t, "the subscription", func() bool { return rdb.PubSubNumSub(t.Context(), "news").Val()["news"] == 1 })
-	}
-}
-
-// hasp leaves a master that replies that it is a replica now.
-func TestSentinelLeavesAReplica(t *testing.T) {
-	t.Parallel()
-	set := redistest.StartSentinel(t, nil)
-	s := opened(t, set.URL(), nil)
-	topology := s.servers.(*sentinels)
-	at := topology.known()
-	replica := set.Servers[1]
-	eventually(t, "a replica", func(context.Context) error {
-		topology.mu.Lock()
-		topology.master = newServer(topology.a, topology.d, replica.Addr) // as if it had been the master until now; a sentinel's next message corrects it
-		topology.mu.Unlock()
-		_, err := s.Do(t.Context(), "set", "k", "v")
-		if !redis.HasErrorPrefix(err, "READONLY") || !strings.Contains(err.Error(), replica.Addr) {
-			return fmt.Errorf("got %v", err)
-		}
-		return nil
-	})
-	if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil {
-		t.Error(err)
-	}
-	if now := topology.known(); now == nil || now.addr != at.addr {
-		t.Errorf("went to %v", now)
-	}
-	at.pool.Close()
-	// A new connection to a replica is refused.
-	fake := topology.newMaster(replica.Addr)
-	defer fake.pool.Close()
-	if r := fake.Pipeline(t.Context(), []string{"get", "k"})[0]; !errors.Is(r.Err, errNotMaster) {
-		t.Errorf("got %v", r)
 	}
 }
 
@@ -203,13 +129,9 @@ func TestCluster(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartCluster(t, nil)
 	s := opened(t, set.URL(), nil)
-	if got := s.Cancellation(); got != backend.CancelPrompt {
-		t.Errorf("ends %v", got)
-	}
 	replicasConfirm(t, set)
 	callsEnd(t, s, set.Master("k"))
 	one := opened(t, strings.Split(set.URL(), ",")[0], nil) // by one of its nodes
-	one.always = true                                       // over wires, which get every redirection
 	expect(t, one, "by one node", "v", "get", "k")
 	n := await.Value(s.Do(t.Context(), "get", "{k}n")) // callsEnd has counted it, or not
 	if n != nil {
@@ -243,6 +165,81 @@ func TestCluster(t *testing.T) {
 	set.Failover("k")
 	expect(t, s, "after a pause", int64(1), "exists", "{k}n")
 	back.Resume()
+}
+
+// A server of another cluster may get the address of a dead server. It gets no commands, and its
+// map of slots is not adopted. A user without the right to CLUSTER MYID is as safe.
+func TestClusterIsNotMistakenForAnother(t *testing.T) {
+	t.Parallel()
+	user := strings.Fields("--user few on >secret ~* &* +@all -cluster|myid")
+	ours := redistest.StartCluster(t, &redistest.Options{Bare: true, Args: user})
+	theirs := redistest.StartCluster(t, &redistest.Options{Bare: true, Args: user})
+	stores := []*Store{
+		opened(t, ours.URL(), nil),
+		opened(t, strings.Replace(ours.URL(), "://", "://few:secret@", 1), nil),
+	}
+	taken := ours.Master("k")
+
+	// A server that is new in the cluster is used, although its ID is not known yet.
+	id := taken.Client().ClusterMyID(t.Context()).Val()
+	taken.Kill()
+	for _, s := range stores {
+		n := s.opened.nodes
+		n.mu.Lock()
+		delete(n.ids, id)
+		n.mu.Unlock()
+	}
+	taken.Restart()
+	for _, s := range stores {
+		expect(t, s, "a new server", "OK", "set", "k", "v")
+	}
+
+	taken.Kill()
+	stranger := theirs.Master("k")
+	ln := await.Value(net.Listen("tcp", taken.Addr))
+	proxy := faultproxy.New(func() (net.Conn, error) { return net.Dial("tcp", stranger.Addr) })
+	go proxy.Serve(ln)
+	t.Cleanup(proxy.Close)
+	for _, s := range stores {
+		_, err := s.Do(t.Context(), "set", "k", "v")
+		wantsOutage(t, err, "hunter2", taken.Addr, "another cluster")
+		for range 20 { // the order of the servers is random
+			slots := await.Value(s.opened.nodes.search(t.Context()))
+			if addr := slots[0].Nodes[0].Addr; addr != ours.Servers[0].Addr {
+				t.Fatalf("%s has the first slots", addr)
+			}
+		}
+	}
+	if n := stranger.Client().Exists(t.Context(), "k").Val(); n != 0 {
+		t.Error("the other cluster has the key")
+	}
+
+	for _, srv := range ours.Servers {
+		srv.Kill()
+	}
+	for _, s := range stores {
+		_, err := s.opened.nodes.search(t.Context())
+		wantsOutage(t, err, "hunter2", taken.Addr, "another cluster")
+	}
+}
+
+// All servers of a cluster may be replaced, if each map of slots has a server of the last one.
+func TestClusterWhoseServersAreReplaced(t *testing.T) {
+	n := &nodes{}
+	for _, c := range []struct {
+		master, replica string
+		want            bool
+	}{
+		{"a", "b", true}, {"b", "c", true}, {"d", "c", true}, {"a", "b", false}, {"d", "e", true},
+	} {
+		slots := []redis.ClusterSlot{{Nodes: []redis.ClusterNode{{ID: c.master}, {ID: c.replica}}}}
+		if got := n.adopt(slots); got != c.want {
+			t.Errorf("%v: got %v", c, got)
+		}
+	}
+	if n.adopt(nil) {
+		t.Error("adopted a map without servers")
+	}
 }
 
 // spread runs a script for keys of all masters while one hangs, which has some of them. The
@@ -310,32 +307,5 @@ func TestSecureTopologies(t *testing.T) {
 				expect(t, s, "set", "OK", "set", fmt.Sprint("k", i), "v")
 			}
 		})
-	}
-}
-
-// If the client of a server was closed, nothing was sent. So the command goes to the
-// server that has the slot now, unless that is the same one, or the Store is closed.
-func TestACommandLeavesAServerThatWasClosed(t *testing.T) {
-	open, end := context.WithCancel(t.Context())
-	old, now := &server{addr: "old"}, &server{addr: "now"}
-	c := &cluster{d: &dialer{open: open}, servers: map[string]*server{"now": now}}
-	c.slots[slot.Of("k")] = now
-	for _, step := range []struct {
-		what   string
-		at, to *server
-		err    error
-	}{
-		{"closed", old, now, redis.ErrClosed},
-		{"the same", now, nil, redis.ErrClosed},
-		{"another error", old, nil, io.EOF},
-		{"no error", old, nil, nil},
-	} {
-		if to, asking := c.follow(step.at, "k", step.err); to != step.to || asking {
-			t.Errorf("%s: got %v, %v, want %v", step.what, to, asking, step.to)
-		}
-	}
-	end()
-	if to, _ := c.follow(old, "k", redis.ErrClosed); to != nil {
-		t.Errorf("after Close: got %v", to)
 	}
 }

@@ -2,174 +2,185 @@ package redisstore
 
 import (
 	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/faultproxy"
-	"github.com/hasplock/hasp/internal/redisstore/resp"
+	"github.com/hasplock/hasp/internal/lazyctx"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// wired makes all callers of a Store use a wire, even one alone. The wire stays until its
-// connection is closed. wired returns the server and the wire.
-func wired(t *testing.T, s *Store) (*server, *resp.Wire) {
+// hour is so long that only an interrupt ends the call while the test waits.
+const hour = time.Hour
+
+// leaving are the ways in which a caller leaves.
+var leaving = map[string]func(ctx context.Context) (context.Context, context.CancelFunc){
+	"cancelled": func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithTimeout(ctx, hour)
+		time.AfterFunc(20*time.Millisecond, cancel)
+		return ctx, cancel
+	},
+	"deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, 20*time.Millisecond)
+	},
+	"lazy deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
+		c := lazyctx.WithTimeout(ctx, nil, 20*time.Millisecond)
+		return c, c.End
+	},
+	"quit": func(ctx context.Context) (context.Context, context.CancelFunc) {
+		quit, cancel := context.WithCancel(ctx)
+		time.AfterFunc(20*time.Millisecond, cancel)
+		c := lazyctx.WithTimeout(ctx, quit, hour)
+		return c, c.End
+	},
+}
+
+// ready returns the wire that the next lone caller uses.
+func ready(t *testing.T, s *Store) (l *wire) {
 	t.Helper()
-	s.always = true
-	at := s.servers.(single).server
 	pings(t, s)
-	w := at.wire.Load()
-	if w == nil {
-		t.Fatal("there is no wire")
-	}
-	return at, w
-}
-
-// connections returns how many connections to the server there are, and how many are idle.
-func connections(s *Store) (all, idle int) { return s.servers.(single).pool.Count() }
-
-// stuck returns a Store by a proxy, and its server. A caller of it gets no reply until the test
-// ends.
-func stuck(t *testing.T, always bool) (*Store, *server) {
-	p := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
-	s := opened(t, "redis://"+p.Addr(), nil)
-	s.always = always
-	at := s.servers.(single).server
-	first, cancel := context.WithCancel(t.Context())
-	p.Fail("first", faultproxy.HangReply)
-	var wg sync.WaitGroup
-	wg.Go(func() { s.Do(first, "get", "first") })
-	t.Cleanup(func() { cancel(); wg.Wait() })
-	until(t, "the first", func() bool { return at.callers.Load() == 1 && p.Pending() == 0 })
-	return s, at
-}
-
-// While one caller waits for the server, another makes a wire.
-func TestTwoCallersMakeAWire(t *testing.T) {
-	s, at := stuck(t, false)
-	until(t, "a wire", func() bool { // the wire is not kept
-		if _, err := s.Do(t.Context(), "get", "second"); err != nil {
-			t.Error(err)
-		}
-		return at.wire.Load() != nil
-	})
-}
-
-// A caller that makes a wire and gets no reply does not delay the others, and makes none.
-func TestACallerThatMakesAWireDelaysNoOther(t *testing.T) {
-	s, at := stuck(t, true)
-	returns(t, "the second", func() {
-		if _, err := s.Do(t.Context(), "get", "second"); err != nil {
-			t.Error(err)
-		}
-	})
-	if at.making.Load() == nil || at.wire.Load() != nil {
-		t.Error("a connection that hangs has become a wire")
-	}
-}
-
-// Calls on a wire end as all calls do.
-func TestCallsOnAWireEndWithTheirContext(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		wired(t, s)
-		callsEnd(t, s, srv)
-	})
-}
-
-// A wire without callers becomes a connection of the pool, and its goroutine ends.
-func TestIdleWireGoesBackToThePool(t *testing.T) {
-	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		at := s.servers.(single).server
-		for range 2 {
-			at.callers.Add(1)
-			pings(t, s)
-			at.callers.Add(-1)
-			until(t, "idle", func() bool { return at.wire.Load() == nil })
-			until(t, "one idle connection", func() bool { all, idle := connections(s); return all == 1 && idle == 1 })
-			pings(t, s)
-			if all, _ := connections(s); all != 1 || at.wire.Load() != nil {
-				t.Errorf("alone again: %d connections, and the wire %p", all, at.wire.Load())
-			}
-		}
-	})
-}
-
-// If a server has become a replica, a new connection to its address may lead to another server.
-func TestWireToAReplicaIsLeft(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
-	s := opened(t, srv.URL(), nil)
-	at := s.servers.(single).server
-	at.callers.Add(1)
-	set := func() error { _, err := s.Do(t.Context(), "set", "k", "v"); return err }
-	var w *resp.Wire
+	g := &s.one.calls
 	until(t, "a wire", func() bool {
-		await.Must(t, set())
-		w = at.wire.Load()
-		return w != nil
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if i := g.goodLocked(); i >= 0 {
+			l = g.idle[i].wire
+		}
+		return l != nil
 	})
-	direct := srv.Client()
-	await.Must(t, direct.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
-	for range 3 { // over the wire, and twice over the pool
-		if err := set(); !redis.HasErrorPrefix(err, "READONLY") {
-			t.Errorf("got %v", err)
-		}
-	}
-	if w.Do(t.Context(), make([]Reply, 1), [][]string{{"ping"}}) {
-		t.Error("sent over the wire")
-	}
-	until(t, "the wire's end", func() bool { return at.wire.Load() == nil })
-	until(t, "no connection", func() bool { all, _ := connections(s); return all == 0 })
-	if err := set(); !redis.HasErrorPrefix(err, "READONLY") || at.wire.Load() != nil {
-		t.Errorf("got %v, and the wire %p", err, at.wire.Load())
-	}
-	await.Must(t, direct.ReplicaOf(t.Context(), "no", "one").Err())
-	if err := set(); err != nil || at.wire.Load() == nil {
-		t.Errorf("got %v, and the wire %p", err, at.wire.Load())
-	}
+	return l
 }
 
-// A server closes the connection if it finds an argument too long. That must not be the
-// connection that other callers share.
-func TestOversizedValueEndsItsOwnConnectionOnly(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Args: []string{"--proto-max-bulk-len", "1mb"}})
-	s := opened(t, srv.URL(), nil)
-	at, w := wired(t, s)
-	for _, args := range [][]string{{"set", "k", strings.Repeat("v", 2<<20)}, {"get", strings.Repeat("k", 2<<20)}} {
-		if v, err := s.Do(t.Context(), args...); err == nil {
-			t.Errorf("%v: got %.20v", args[0], v)
-		}
-		if v, err := s.Do(t.Context(), "ping"); v != "PONG" || at.wire.Load() != w {
-			t.Errorf("%v: the wire has ended (%v, %v)", args[0], v, err)
-		}
-	}
-	// A long value below the limit is stored.
-	long := strings.Repeat("v", maxShared+1)
-	if v, err := s.Do(t.Context(), "set", "k", long); v != "OK" {
-		t.Errorf("got %v, %v", v, err)
-	}
-}
-
-// The callers wait only once for a wire that is being made.
-func TestCallersWaitOnceForAWire(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var s Store
-		at := server{pool: resp.NewPool(t.Context(), "", 1, nil)}
-		at.pool.Close()
-		made, cancel := context.WithTimeout(t.Context(), hesitation)
-		defer cancel()
-		at.making.Store(&made)
-		for _, took := range []time.Duration{hesitation, 0, 0} {
-			began := time.Now()
-			replies := make([]Reply, 1)
-			if s.share(t.Context(), &at, replies, []string{"ping"}); replies[0].Err != redis.ErrClosed {
-				t.Errorf("not over the pool, which is closed: %v", replies[0])
+// A lone caller, who runs the call itself, leaves while the server is silent, and while the call needs a
+// new connection: until the TLS handshake ends, or until the set-up ends.
+func TestALoneCallerLeaves(t *testing.T) {
+	for _, tls := range []bool{false, true} {
+		for name, start := range leaving {
+			srv := redistest.Start(t, &redistest.Options{Own: true, TLS: tls})
+			p := srv.Proxy()
+			s := opened(t, strings.Replace(srv.URL(), srv.Addr, p.Addr(), 1), srv.Params())
+			s.opened.timeout.Store(int64(hour)) // of a dial
+			for _, dials := range []bool{false, true} {
+				l := ready(t, s)
+				if dials {
+					l.conn.rawConn.Close() // go-redis notices this only when the call begins
+				}
+				p.Stall()
+				returns(t, name, func() {
+					ctx, cancel := start(t.Context())
+					defer cancel()
+					_, err := s.Do(ctx, "get", "k")
+					early := time.Now().Add(time.Second) // a connection may end a moment before its context
+					for err != nil && ctx.Err() == nil && time.Now().Before(early) {
+						time.Sleep(time.Millisecond)
+					}
+					if err == nil || ctx.Err() == nil {
+						t.Errorf("tls=%v, %s, dials=%v: got %v", tls, name, dials, err)
+					}
+				})
+				p.Flow()
 			}
-			between(t, "sent otherwise", began, took, took)
 		}
-	})
+	}
+}
+
+// A context that ends when its call has just ended does not disturb the next call on the connection.
+func TestALateInterruptEndsNoLaterCall(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	s := opened(t, srv.URL(), nil)
+	l := ready(t, s)
+	use := l.begin(time.Now(), time.Time{})
+	l.begin(time.Now(), time.Time{})
+	l.interrupt(use)
+	if over, _ := l.state(); over {
+		t.Error("an interrupt ended the next use")
+	}
+
+	patience, ended, left := 100*time.Microsecond, 0, 0
+	for range 10000 {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(rand.N(2*patience), cancel)
+		if _, err := s.Do(ctx, "ping"); err == nil {
+			ended++
+			patience = max(patience*15/16, time.Microsecond)
+		} else {
+			left++
+			patience = min(patience*17/16, time.Second)
+		}
+		if v, err := s.Do(t.Context(), "ping"); v != "PONG" {
+			t.Fatalf("the next call: %v, %v", v, err)
+		}
+		cancel()
+	}
+	if ended == 0 || left == 0 {
+		t.Errorf("%d calls ended, and %d callers left, so the test proves nothing", ended, left)
+	}
+}
+
+// Close ends calls, whether a lone caller or a flight waits for a reply, for a connection, or for a
+// flight, and closes all connections.
+func TestCloseEndsCalls(t *testing.T) {
+	for _, callers := range []int{1, 100} { // of one flight, and of several
+		for _, silent := range []string{"dial", "reply"} {
+			srv := redistest.Start(t, &redistest.Options{Own: true})
+			p := srv.Proxy()
+			var conns atomic.Int64
+			var hangs atomic.Bool // new connections are silent
+			addr := redistest.Serve(t, func(c net.Conn) {
+				conns.Add(1)
+				defer conns.Add(-1)
+				defer c.Close()
+				if hangs.Load() {
+					_, _ = io.Copy(io.Discard, c)
+					return
+				}
+				to := await.Value(net.Dial("tcp", p.Addr()))
+				defer to.Close()
+				go func() { _, _ = io.Copy(c, to) }()
+				_, _ = io.Copy(to, c)
+			})
+			s, _ := prepared(t, "redis://"+addr, nil, 0)
+			ready(t, s)
+			if silent == "dial" {
+				hangs.Store(true)
+				for _, l := range s.opened.wires { // on a slow machine, there is more than one connection
+					l.mu.Lock()
+					if l.conn != nil {
+						l.conn.rawConn.Close()
+					}
+					l.mu.Unlock()
+				}
+			} else {
+				p.Stall()
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), hour)
+			var calls sync.WaitGroup
+			for range callers {
+				calls.Go(func() {
+					if _, err := s.Do(ctx, "get", "k"); err == nil {
+						t.Errorf("%d callers, %s: no error", callers, silent)
+					}
+				})
+			}
+			until(t, "calls in progress", func() bool { return len(flights(s)) >= min(callers, 2) })
+			returns(t, "Close", func() { s.Close() })
+			returns(t, "the calls", calls.Wait)
+			until(t, "the end of all goroutines", func() bool { return !running() })
+			until(t, "the end of all connections", func() bool { return conns.Load() == 0 })
+			if _, err := s.Do(ctx, "get", "k"); !errors.Is(err, redis.ErrClosed) {
+				t.Errorf("after it: %v", err)
+			}
+			cancel()
+			p.Flow()
+		}
+	}
 }

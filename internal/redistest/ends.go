@@ -8,14 +8,6 @@ import (
 	"time"
 )
 
-// Between fails the test unless the time since the given start lies between the two limits.
-func Between(t testing.TB, what string, began time.Time, from, to time.Duration) {
-	t.Helper()
-	if took := time.Since(began); took < from || took > to {
-		t.Errorf("%s: after %v, want %v to %v", what, took, from, to)
-	}
-}
-
 // Ending is one way to end the context of a call after a moment.
 type Ending struct {
 	Name   string

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
@@ -95,7 +97,7 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 
 // placeLocked subscribes to ch on the link to the given server. If that link has just ended, the
 // method keep finds another link.
-func (b *Subscriber) placeLocked(ch *channel, server resp.Server) {
+func (b *Subscriber) placeLocked(ch *channel, server redis.UniversalClient) {
 	k := b.links[server]
 	if k == nil {
 		k = &link{b: b, server: server, wake: make(chan struct{}, 1)}
@@ -126,7 +128,7 @@ func (b *Subscriber) reload() {
 // server returns the server that has the slot of slotKey. Scripts publish on that server. On a
 // cluster, it also asks that server whether channels are in slots. It stores the first answer for
 // all later calls, because publishers and subscribers must agree.
-func (b *Subscriber) server(ctx context.Context, slotKey string) (resp.Server, error) {
+func (b *Subscriber) server(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
 	server, err := b.store.Server(ctx, slotKey)
 	if err != nil || !b.store.Cluster || b.sharded.Load() != nil {
 		return server, err
@@ -134,7 +136,7 @@ func (b *Subscriber) server(ctx context.Context, slotKey string) (resp.Server, e
 
 	// The command lacks its arguments, so it has no effect, and even a server that loads its data
 	// answers it. If there is no reply, b.sharded stays nil, and the next call asks again.
-	err = server.Pipeline(ctx, []string{"spublish"})[0].Err
+	err = server.Do(ctx, "spublish").Err()
 	if err != nil && !resp.IsReply(err) {
 		return server, err
 	}

@@ -22,8 +22,8 @@ const (
 // link is one connection to a server. If it ends, b.keep moves its channels to another link.
 type link struct {
 	b      *Subscriber
-	server resp.Server
-	conn   resp.PubSub
+	server redis.UniversalClient
+	conn   *redis.PubSub
 	ctx    context.Context         // ends with the link
 	drop   context.CancelCauseFunc // ends ctx
 	wake   chan struct{}           // signals that queue has commands for the writer; has room for one signal
@@ -63,7 +63,7 @@ func (k *link) addLocked(cmd command) {
 // Listeners on its own goroutine.
 func (k *link) run() {
 	ctx, cancel := context.WithTimeout(k.ctx, connectTimeout)
-	c, err := k.server.Subscribe(ctx)
+	c, err := subscribe(ctx, k.server)
 	cancel()
 	var writer sync.WaitGroup
 	if err == nil {
@@ -109,7 +109,7 @@ func (k *link) write() {
 			if name != "ping" && k.b.isSharded() {
 				name = "s" + name
 			}
-			if err := k.conn.Send(name, cmd.ch.name); err != nil {
+			if err := send(k.conn, name, cmd.ch.name); err != nil {
 				k.drop(err)
 				return
 			}
@@ -142,7 +142,7 @@ func (k *link) read() error {
 	for {
 		// Use no timeout, because the writer makes the server answer each second, and closes a dead
 		// connection.
-		kind, name, payload, err := k.conn.Receive()
+		kind, name, payload, err := receive(k.conn)
 		if err != nil && !resp.IsReply(err) {
 			return err
 		}
@@ -204,4 +204,59 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 		return false
 	}
 	return true
+}
+
+// writeTimeout is how long a write may take.
+const writeTimeout = time.Second
+
+// subscribe makes a connection for subscriptions, and sends a PING over it.
+func subscribe(ctx context.Context, rdb redis.UniversalClient) (*redis.PubSub, error) {
+	ps := rdb.Subscribe(ctx)
+	if err := resp.Survive(func() error { return ps.Ping(ctx) }); err != nil { // makes the connection
+		ps.Close()
+		return nil, err
+	}
+	return ps, nil
+}
+
+// The variable ended is a context that has already ended. With it, PubSub does not replace a failed
+// connection without a report. PubSub still obeys the deadline of a context derived from ended.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// send sends PING, or a command on a channel.
+func send(ps *redis.PubSub, command, channel string) error {
+	ctx, cancel := context.WithTimeout(ended, writeTimeout)
+	defer cancel()
+	switch command {
+	case "subscribe":
+		return ps.Subscribe(ctx, channel)
+	case "unsubscribe":
+		return ps.Unsubscribe(ctx, channel)
+	case "ssubscribe":
+		return ps.SSubscribe(ctx, channel)
+	case "sunsubscribe":
+		return ps.SUnsubscribe(ctx, channel)
+	}
+	return ps.Ping(ctx)
+}
+
+// receive returns the next message. The result kind is "message", or the name of the command that
+// the server answers. The error may be one that the server replied. receive has no timeout.
+func receive(ps *redis.PubSub) (kind, channel, payload string, err error) {
+	// ReceiveTimeout panics if a reply does not have the form of a message.
+	var msg any
+	err = resp.Survive(func() (err error) { msg, err = ps.ReceiveTimeout(ended, 0); return err })
+	switch m := msg.(type) {
+	case *redis.Message:
+		return "message", m.Channel, m.Payload, nil
+	case *redis.Pong:
+		return "ping", "", "", nil
+	case *redis.Subscription:
+		return m.Kind, m.Channel, "", nil
+	}
+	return "", "", "", err
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-
-	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // While a subscription is in flight, its channel may move to another server. The answer of
@@ -50,7 +48,7 @@ const (
 	DeadAfter    = deadAfter
 	Lingering    = lingering
 	TickEvery    = tickEvery
-	WriteTimeout = resp.WriteTimeout
+	WriteTimeout = writeTimeout
 )
 
 // Wait returns when no goroutine of b runs any more.

@@ -14,14 +14,12 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 // Config describes the store of a Subscriber.
 type Config struct {
 	// Server returns the server that has the slot of a key.
-	Server func(ctx context.Context, slotKey string) (resp.Server, error)
+	Server func(ctx context.Context, slotKey string) (redis.UniversalClient, error)
 
 	// Cluster reports whether the servers are a cluster, whose channels may be in slots.
 	Cluster bool
@@ -47,7 +45,7 @@ type Subscriber struct {
 	// held while a Listener's function runs.
 	mu       sync.Mutex
 	channels map[string]*channel
-	links    map[resp.Server]*link
+	links    map[redis.UniversalClient]*link
 	keeping  bool // the method keep runs
 }
 
@@ -82,7 +80,7 @@ const (
 
 // New returns a Subscriber without connections.
 func New(c Config) *Subscriber {
-	b := &Subscriber{store: c, channels: map[string]*channel{}, links: map[resp.Server]*link{}}
+	b := &Subscriber{store: c, channels: map[string]*channel{}, links: map[redis.UniversalClient]*link{}}
 	b.open, b.end = context.WithCancel(context.Background())
 	return b
 }
@@ -169,7 +167,7 @@ func (l *Listener) Relisten() {
 
 // Demoted replaces the connection to a server that has become a replica. On a cluster, the method
 // keep then moves the channels to the servers that have their slots.
-func (b *Subscriber) Demoted(server resp.Server) {
+func (b *Subscriber) Demoted(server redis.UniversalClient) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if k := b.links[server]; k != nil {
@@ -187,7 +185,7 @@ func (b *Subscriber) Close() {
 	}
 	b.mu.Unlock()
 
-	done, end := context.WithTimeout(context.Background(), resp.WriteTimeout)
+	done, end := context.WithTimeout(context.Background(), writeTimeout)
 	go func() { b.wg.Wait(); end() }()
 	<-done.Done()
 }

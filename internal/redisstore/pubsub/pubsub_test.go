@@ -16,7 +16,6 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
-	"github.com/hasplock/hasp/internal/redisstore/resp"
 
 	mini "github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
@@ -570,11 +569,11 @@ func movingBetween(t *testing.T, n int, cluster bool, f func(t *testing.T, s *mo
 	synctest.Test(t, func(t *testing.T) {
 		s := &moving{t: t, at: map[string]*redis.Client{}}
 		s.Subscriber = pubsub.New(pubsub.Config{
-			Server: func(_ context.Context, slotKey string) (resp.Server, error) {
+			Server: func(_ context.Context, slotKey string) (redis.UniversalClient, error) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				if rdb := s.at[slotKey]; rdb != nil {
-					return resp.Passed(rdb), nil
+					return rdb, nil
 				}
 				return nil, errors.New("no server has the slot")
 			},

@@ -1,44 +1,48 @@
+// Package resp has hasp's additions to go-redis: commands that are sent only once, and errors for
+// replies.
 package resp
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// This file has hasp's additions to a client that the caller passed, and errors for replies.
+// Reply is the reply to one command, or its error.
+type Reply struct {
+	Value any
+	Err   error
+	Run   string // the run ID of the server that replied; empty unless the Store asks for it
+}
+
+// ReplyError is an error that a server replied, or that hasp found in its replies.
+type ReplyError string
+
+func (e ReplyError) Error() string { return string(e) }
+
+// RedisError marks the error as a reply, as go-redis marks the replies that it receives.
+func (ReplyError) RedisError() {}
 
 // Command is a command that go-redis sends only once, whatever the settings of the client. It does
 // not retry the command after a timeout, not even in a pipeline or on a cluster.
 type Command struct{ *redis.Cmd }
 
 // NoRetry reports to go-redis that it must not repeat the command.
-func (*Command) NoRetry() bool { return true }
+func (Command) NoRetry() bool { return true }
 
 // Clone returns a copy that keeps NoRetry.
-func (c *Command) Clone() redis.Cmder { return &Command{c.Cmd.Clone().(*redis.Cmd)} }
+func (c Command) Clone() redis.Cmder { return Command{c.Cmd.Clone().(*redis.Cmd)} }
 
-// newCommand returns a command. It copies args, because a hook may change them.
-func newCommand(ctx context.Context, args []string) Command {
-	all := make([]any, len(args))
-	for i, arg := range args {
-		all[i] = arg
-	}
-	return Command{redis.NewCmd(ctx, all...)}
-}
+// NewCommand returns a command with the arguments all, which must be texts or pointers to texts.
+func NewCommand(all ...any) Command { return Command{redis.NewCmd(context.Background(), all...)} }
 
-// Do sends one command and returns its reply.
-func Do(ctx context.Context, rdb redis.UniversalClient, args []string) Reply {
-	cmd := newCommand(ctx, args)
-	return cmd.reply(survive(func() error { return rdb.Process(ctx, &cmd) }))
-}
-
-// reply returns the reply to a command in the form that a Conn uses. err is the error of the call.
-func (c *Command) reply(err error) Reply {
+// Reply returns the reply to a command. The argument err is the error of the call.
+func (c Command) Reply(err error) Reply {
 	switch {
 	case c.Err() == redis.Nil:
 		return Reply{}
@@ -46,6 +50,27 @@ func (c *Command) reply(err error) Reply {
 		return Reply{Err: err} // go-redis has panicked, or a hook has stopped the pipeline
 	}
 	return Reply{Value: c.Val(), Err: c.Err()}
+}
+
+// unsent is the error of a command that was certainly not sent.
+type unsent struct{ error }
+
+func (u unsent) Unwrap() error { return u.error }
+
+// NotSent returns err, and says that the command was certainly not sent.
+func NotSent(err error) error { return unsent{err} }
+
+// IsUnsent reports whether err says that the command was certainly not sent. If the client is not
+// hasp's own, this is known only if no connection could be made.
+func IsUnsent(err error) bool {
+	var op *net.OpError
+	switch {
+	case errors.As(err, new(unsent)), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
+		return true
+	case errors.As(err, &op) && op.Op == "dial":
+		return true
+	}
+	return redis.HasErrorPrefix(err, "ERR max number of clients")
 }
 
 // IsReply reports whether err is a server's reply.
@@ -91,10 +116,10 @@ func Hide(text string, secrets ...string) string {
 	return text
 }
 
-// survive runs f, which calls a client that the caller of hasp passed, and returns the error of f.
-// If f panics with a runtime.Error, survive returns that error. A reply can make go-redis panic,
+// Survive runs f, which calls a client of go-redis, and returns the error of f.
+// If f panics with a runtime.Error, Survive returns that error. A reply can make go-redis panic,
 // and in a goroutine of hasp, where many calls run, the panic would end the program.
-func survive(f func() error) (err error) {
+func Survive(f func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:

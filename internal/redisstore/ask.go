@@ -1,0 +1,71 @@
+package redisstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+)
+
+// grace is how long askAll usually waits for more answers after the first one.
+const grace = time.Second
+
+// askAll calls the function ask for each of some servers. It begins a call when the last one has
+// failed, or has taken the duration hedge. It returns when all have answered, or when the duration
+// patience has passed since the first answer. Then it ends the other calls.
+func askAll[S, T any](ctx context.Context, all []S, hedge, patience time.Duration,
+	ask func(context.Context, S) (T, error)) (answers []T, errs []error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		answer T
+		err    error
+	}
+	results := make(chan result, len(all))
+	var late <-chan time.Time
+	for asked := 0; len(answers)+len(errs) < len(all); {
+		var slow <-chan time.Time
+		if asked < len(all) {
+			s := all[asked]
+			asked++
+			go func() {
+				v, err := ask(ctx, s)
+				results <- result{v, err}
+			}()
+			slow = time.After(hedge)
+		}
+		select {
+		case r := <-results:
+			if r.err != nil {
+				errs = append(errs, r.err)
+				continue
+			}
+			answers = append(answers, r.answer)
+			if late == nil {
+				late = time.After(patience)
+			}
+		case <-slow:
+		case <-late:
+			return answers, errs
+		}
+	}
+	return answers, errs
+}
+
+// The function worst returns the most useful of the errors of several servers. If a server replied
+// with an error, or is of another cluster, that error is the result. kind is a word for the servers
+// in the plural.
+func worst(errs []error, kind string) error {
+	for _, err := range errs {
+		if resp.IsReply(err) || errors.Is(err, errForeign) {
+			return err
+		}
+	}
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, cmp.Or(errs[0], errs[len(errs)-1]))
+}
