@@ -80,6 +80,7 @@ func contestants() []contestant {
 		{name: "bare-linger", group: bare, nodes: 1, again: true, alike: true, open: openKeeper},
 		{name: "bare-quorum", group: bare, nodes: 5, open: openQuorum},
 		{name: "hasp-spinlock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: all, open: openHasp("spinlock")},
+		{name: "hasp-spinlock-client", group: ours, nodes: 1, open: openPassed},
 		{name: "hasp-pubsublock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: few, open: openHasp("pubsublock")},
 		{name: "hasp-fairlock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: all, open: openHasp("fairlock")},
 		{name: "hasp-spinlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openHasp("spinlock", linger)},

@@ -168,13 +168,14 @@ type recorder struct{ commands []template }
 
 func (r *recorder) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (r *recorder) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, c redis.Cmder) error {
-		r.commands = append(r.commands, templateOf(c.Args()))
-		return next(ctx, c)
-	}
-}
+func (r *recorder) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
+// ProcessPipelineHook records the commands of hasp, which uses pipelines of a client that it was passed.
 func (r *recorder) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, c := range cmds {
+			r.commands = append(r.commands, templateOf(c.Args()))
+		}
+		return next(ctx, cmds)
+	}
 }

@@ -5,11 +5,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp"
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/redlock"
-	_ "github.com/hasplock/hasp/spinlock"
+	"github.com/hasplock/hasp/spinlock"
 )
 
 // haspLocker is a Client that was opened by its URL, as users open Clients.
@@ -22,6 +24,28 @@ func openHasp(strategy string, opts ...hasp.Option) opener {
 	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
 		return openURL(ctx, strategy+"+"+s.One, term, opts...)
 	}
+}
+
+// openPassed opens a contestant with a client of its own, as programs do that have one already.
+func openPassed(_ context.Context, s stores, term time.Duration) (locker, error) {
+	o, err := redis.ParseURL(s.One)
+	if err != nil {
+		return nil, err
+	}
+	rdb := redis.NewClient(o)
+	c, err := spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{TTL: term, Timeout: time.Minute}})
+	return passedLocker{haspLocker{c: c}, rdb}, err
+}
+
+// passedLocker is a Client that was passed a client of Redis.
+type passedLocker struct {
+	haspLocker
+	rdb *redis.Client
+}
+
+func (p passedLocker) close() {
+	p.haspLocker.close()
+	p.rdb.Close()
 }
 
 // openRedlock opens redlock by a URL that contains the hosts of all five servers.

@@ -37,7 +37,7 @@ func (s *seat) fill() {
 	go p.record()
 
 	o := order{Op: "start", URL: s.store.urls[s.n], Owner: p.String(), Seed: s.seed + uint64(s.n)<<32 + uint64(p.gen),
-		Keys: s.names, Bare: 0.3, Term: s.term, Plant: s.plant, Steady: s.n == spared}
+		Keys: s.names, Bare: 0.3, Term: s.term, Plant: s.plant, Passed: s.n%2 == 1, Steady: s.n == spared}
 	if s.losing {
 		o.Bare = 0 // when the store loses locks, only the fence protects the resource
 	}

@@ -11,9 +11,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/hostclock"
 )
@@ -30,6 +32,7 @@ type order struct {
 	Keys   []string      `json:",omitempty"`
 	Term   time.Duration `json:",omitempty"`
 	Bare   float64       `json:",omitempty"` // share of locks without a fence
+	Passed bool          `json:",omitempty"` // pass a client of Redis to the strategy, if it uses one
 	Steady bool          `json:",omitempty"` // avoid hundreds of calls at the same time, because their connections stay in the pool
 }
 
@@ -86,6 +89,7 @@ const (
 type client struct {
 	order
 	c       *hasp.Client
+	clients sync.Map    // the clients of Redis that were passed
 	shares  atomic.Bool // the driver has Traits.Shared
 	ids     atomic.Int64
 	drained atomic.Bool
@@ -145,7 +149,16 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := config.Driver(ctx)
+	var d backend.Driver
+	var rdb redis.UniversalClient
+	if w.Passed {
+		rdb, d, err = passed(config)
+	}
+	if rdb == nil {
+		d, err = config.Driver(ctx)
+	} else {
+		w.clients.Store(rdb, true)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -176,6 +189,7 @@ func (w *client) close(goroutines, files int) {
 	if err := w.c.Close(); err != nil {
 		r.Err = err.Error()
 	}
+	w.clients.Range(func(rdb, _ any) bool { rdb.(redis.UniversalClient).Close(); return true })
 	own := goroutines + 1 // plus this goroutine
 	repeatUntil(patience, 20*time.Millisecond, func() bool {
 		r.Goroutines, r.Files = [2]int{own, runtime.NumGoroutine()}, [2]int{files, openFiles()}
