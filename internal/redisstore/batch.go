@@ -55,9 +55,9 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func
 func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers chan<- answer) {
 	groups := map[*server][]int{}
 	for i, c := range calls {
-		srv, err := s.ready(ctx, c.Keys[0])
+		srv, err := s.find(ctx, c.Keys[0])
 		if err != nil {
-			answers <- answer{i, nil, err}
+			answers <- answer{i, nil, s.fail(err)}
 			continue
 		}
 		groups[srv] = append(groups[srv], i)
@@ -71,6 +71,12 @@ func (s *Store) runEach(ctx context.Context, sc *Script, calls []Call, answers c
 // the server does not know the script, runGroup sends the refused calls again, with the source. If
 // the server redirects a call, Run runs that call alone on the other server.
 func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Call, which []int, answers chan<- answer) {
+	if err := s.checked(ctx, at); err != nil {
+		for _, i := range which {
+			answers <- answer{i, nil, err}
+		}
+		return
+	}
 	for _, whole := range []bool{false, true} {
 		commands := make([][]string, len(which))
 		for j, i := range which {

@@ -31,9 +31,9 @@
 //
 // # Wires
 //
-// With a URL of one server or of sentinels, each flight has a wire, a client with one connection.
-// So hasp knows which connection a call uses, whether the command was written, and which run of the
-// server replied. A lone caller sends its command on its own goroutine, which saves two wake-ups,
+// With a URL of one server or of sentinels, each flight has a wire, a client with one connection,
+// except those of holds that replicas must confirm. So hasp knows which connection a call uses,
+// whether the command was written, and which run of the server replied. A lone caller sends its command on its own goroutine, which saves two wake-ups,
 // and the end of its context interrupts the connection. The clients of a cluster, and a client that
 // the caller passed, choose connections themselves, so they have no wires.
 //

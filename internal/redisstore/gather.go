@@ -47,7 +47,7 @@ type flight struct {
 	batch []*call // g.mu guards it
 	spare []*call // for reuse
 	cmds  []redis.Cmder
-	wire  *wire // nil if the client is not hasp's own, or is of a cluster
+	wire  *wire // nil for aside, for holds, for a cluster, and for a client that the caller passed
 
 	use     int       // of the wire; g.mu guards the fields below
 	sent    time.Time // when the pipeline in progress was sent
@@ -313,15 +313,15 @@ func (g *gather) land(f *flight, err error) (again bool) {
 	defer g.mu.Unlock()
 	batch, lone := f.batch, f.lone
 	f.batch, f.lone = nil, false // before the callers reuse the calls
-	if f.demoted {
-		f.demoted, g.doubt = false, time.Now() // the other connections may lead to the replica as well
-	}
 	switch {
 	case err != nil && !resp.IsReply(err):
 	case f.wire != nil:
 		f.wire.answered() // so it is not in doubt because of another flight that is late
 	default:
 		g.took = time.Since(f.sent)
+	}
+	if f.demoted { // after answered, because this connection is in doubt too
+		f.demoted, g.doubt = false, time.Now() // the other connections may lead to the replica as well
 	}
 	if again = err != nil && g.takesBackLocked(f, err); again {
 		g.waiting = append(slices.Clone(batch), g.waiting...)
@@ -346,6 +346,7 @@ func (g *gather) land(f *flight, err error) (again bool) {
 // were not sent.
 func (g *gather) takesBackLocked(f *flight, err error) bool {
 	switch {
+	case err == errNoReply: // the caller has left
 	case f.hasSent(err):
 		if !resp.IsReply(err) && g.isLateLocked(f, time.Now()) && f.sent.After(g.doubt) {
 			g.doubt = f.sent

@@ -3,7 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -118,7 +118,7 @@ func (s *Store) probe(ctx context.Context, a address) error {
 	if len(errs) == 0 {
 		return nil
 	}
-	// If only some masters of a cluster answered, these can be used.
+	// Masters that do not answer may be missing. But the reply of a master may be an error.
 	if err := worst(errs, "masters"); len(answers) == 0 || resp.IsReply(err) {
 		return err
 	}
@@ -155,8 +155,8 @@ func (at *server) check(ctx context.Context) error {
 	}
 	reason := unfit(info, info, cluster, s.mayEvict)
 	// A client of one server can use a cluster of one master, which has all slots.
-	alone := strings.Trim(InfoField(cluster, "cluster_size"), "01") == ""
-	if reason == nil && inCluster && !s.isCluster && !alone {
+	single := slices.Contains([]string{"", "0", "1"}, InfoField(cluster, "cluster_size"))
+	if reason == nil && inCluster && !s.isCluster && !single {
 		reason = resp.ReplyError("it is one server of a cluster (use redis-cluster://host:port, or pass a ClusterClient)")
 	}
 	if reason != nil {

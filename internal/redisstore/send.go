@@ -95,7 +95,7 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 		var to *server
 		switch {
 		case hops == maxHops:
-		case kept && s.replicas > 0 && redirects(r.Err):
+		case s.isCluster && kept && s.replicas > 0 && redirects(r.Err):
 			to, asking = s.follow(ctx, at, key, r.Err)
 		case s.isDemoted(r.Err):
 			to = at
@@ -118,16 +118,20 @@ func (s *Store) ready(ctx context.Context, key string) (*server, error) {
 	if err != nil {
 		return nil, s.fail(err)
 	}
-	switch err = at.check(ctx); {
-	case err == nil:
-		return at, nil
-	case errors.As(err, new(unfitError)):
-		return nil, err
+	return at, s.checked(ctx, at)
+}
+
+// checked checks a server that has not been checked, and returns an error that names it.
+func (s *Store) checked(ctx context.Context, at *server) error {
+	err := at.check(ctx)
+	switch {
+	case err == nil, errors.As(err, new(unfitError)):
+		return err
 	case cancelled(ctx, err):
-		return nil, s.named(at.label(), ctx.Err())
+		return s.named(at.label(), ctx.Err())
 	}
 	_, err = s.outcome(at, Reply{Err: err})
-	return nil, err
+	return err
 }
 
 // send passes a command to the gather of the server. ASKING applies only to the next command on its

@@ -210,7 +210,7 @@ func (s *Store) suspect() {
 	}
 }
 
-// pause is the least time between a failure and the search for the master.
+// pause is the shortest time between two searches that failures start.
 const pause = 100 * time.Millisecond
 
 // mayHaveMoved reports whether another server may have replaced the one that was asked. This is so
