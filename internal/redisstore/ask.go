@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +12,8 @@ import (
 // grace is how long askAll usually waits for more answers after the first one.
 const grace = time.Second
 
-// askAll calls the function ask for each of some servers. It begins a call when the last one has
-// failed, or has taken the duration hedge. It returns when all have answered, or when the duration
+// askAll calls the function ask for each of some servers. It begins the next call when any call has
+// ended, or after the duration hedge. It returns when all calls have ended, or when the duration
 // patience has passed since the first answer. Then it ends the other calls.
 func askAll[S, T any](ctx context.Context, all []S, hedge, patience time.Duration,
 	ask func(context.Context, S) (T, error)) (answers []T, errs []error) {
@@ -44,6 +43,9 @@ func askAll[S, T any](ctx context.Context, all []S, hedge, patience time.Duratio
 				continue
 			}
 			answers = append(answers, r.answer)
+			if patience == 0 {
+				return answers, errs
+			}
 			if late == nil {
 				late = time.After(patience)
 			}
@@ -67,5 +69,5 @@ func worst(errs []error, kind string) error {
 	if len(errs) == 1 {
 		return errs[0]
 	}
-	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, cmp.Or(errs[0], errs[len(errs)-1]))
+	return fmt.Errorf("none of %d %s can be used: %w", len(errs), kind, errs[0])
 }

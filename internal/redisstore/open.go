@@ -158,7 +158,8 @@ func (at *server) check(ctx context.Context) error {
 	reason := unfit(info, info, cluster, s.mayEvict)
 	// A client of one server can use a cluster of one master, which has all slots.
 	single := slices.Contains([]string{"", "0", "1"}, InfoField(cluster, "cluster_size"))
-	if reason == nil && inCluster && !s.isCluster && !single {
+	_, knowsOne := s.rdb.(*redis.Client) // a client of the program's own type may know the cluster
+	if reason == nil && inCluster && knowsOne && !single {
 		reason = resp.ReplyError("it is one server of a cluster (use redis-cluster://host:port, or pass a ClusterClient)")
 	}
 	if reason != nil {
