@@ -102,21 +102,29 @@ func TestCtrlZPastTheTerm(t *testing.T) {
 	}
 }
 
-// After a loss, hasp lead waits as before its first command: it says so, and Ctrl-Z stops it.
+// After a loss, hasp lead waits as before its first command: it says so, and Ctrl-Z stops it. The
+// key changes hands while hasp is stopped, so that hasp cannot take it back before.
 func TestCtrlZStopsALeadThatWaitsAgain(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	s := startSession(t, url, false, "lead", "key", "--ttl", soonLost, "--", "sh", "-c", "echo it leads; exec sleep 600")
+	times := func(on *stream, n int, what string) {
+		t.Helper()
+		on.await(what, func(text string, _ bool) bool { return strings.Count(text, what) == n })
+	}
 	s.expect("it leads")
-	runHasp(t, url, "break", "key", "--force").want(t, 0)
+	s.types("\x1a")
+	times(s.report, 1, "stopped")
+	runHasp(t, url, "break", "key", "--force")
 	holder := hold(t, url)
+	s.order("fg")
 	s.expect("waiting for")
 	s.types("\x1a")
-	s.report.expect("stopped")
+	times(s.report, 2, "stopped")
 	s.order("fg")
-	s.report.expect("continued")
+	times(s.report, 2, "continued")
 	holder.free()
-	await.Until(t, "it leads again", func() bool { return strings.Count(s.String(), "it leads") == 2 })
+	times(s.stream, 2, "it leads")
 	s.types("\x03")
 	s.report.expect("killed by 2")
 }
