@@ -143,30 +143,41 @@ func (at *server) check(ctx context.Context) error {
 	if at.fit.Load() {
 		return nil
 	}
+	reason, err := at.fault(ctx)
+	switch {
+	case err != nil:
+		return resp.NotSent(err)
+	case reason != nil:
+		return unfitError{resp.NotSent(at.store.named(at.label(), reason))}
+	}
+	at.fit.Store(true)
+	return nil
+}
+
+// fault returns the reason why the server must not store locks, if there is one.
+func (at *server) fault(ctx context.Context) (reason, err error) {
 	s := at.store
 	replies := at.ask(ctx, true, true, []string{"eval", "return 1", "0"}, []string{"info"})
 	for i, r := range replies {
 		if r.Err != nil && (i == 0 || !resp.IsReply(r.Err)) { // the user may have no right to INFO
-			return resp.NotSent(r.Err)
+			return nil, r.Err
 		}
 	}
-	info, inCluster := replies[1].Value, s.isCluster || InfoField(replies[1].Value, "cluster_enabled") == "1"
-	var cluster any
-	if inCluster {
-		cluster = at.ask(ctx, true, false, []string{"cluster", "info"})[0].Value
+	info := replies[1].Value
+	if !s.isCluster && InfoField(info, "cluster_enabled") != "1" {
+		return unfit(info, info, nil, s.mayEvict), nil
 	}
-	reason := unfit(info, info, cluster, s.mayEvict)
+
+	cluster := at.ask(ctx, true, false, []string{"cluster", "info"})[0].Value
+	if reason := unfit(info, info, cluster, s.mayEvict); reason != nil {
+		return reason, nil
+	}
 	// A client of one server can use a cluster of one master, which has all slots.
-	single := slices.Contains([]string{"", "0", "1"}, InfoField(cluster, "cluster_size"))
-	_, knowsOne := s.rdb.(*redis.Client) // a client of the program's own type may know the cluster
-	if reason == nil && inCluster && knowsOne && !single {
-		reason = resp.ReplyError("it is one server of a cluster (use redis-cluster://host:port, or pass a ClusterClient)")
+	isSingle := slices.Contains([]string{"", "0", "1"}, InfoField(cluster, "cluster_size"))
+	if _, knowsOne := s.rdb.(*redis.Client); knowsOne && !isSingle { // another type may know the cluster
+		return resp.ReplyError("it is one server of a cluster (use redis-cluster://host:port, or pass a ClusterClient)"), nil
 	}
-	if reason != nil {
-		return unfitError{resp.NotSent(s.named(at.label(), reason))}
-	}
-	at.fit.Store(true)
-	return nil
+	return nil, nil
 }
 
 // unfitError says why a server must not store locks.

@@ -29,7 +29,7 @@ func tookNothing(reply any) bool {
 func (at *server) ask(ctx context.Context, here, kept bool, commands ...[]string) []Reply {
 	replies := make([]Reply, len(commands))
 	if g := at.gather(kept); g.kept || here && at.store.isCluster {
-		g.aside(ctx, here, replies, commands...)
+		g.doApart(ctx, here, replies, commands...)
 	} else {
 		g.do(ctx, replies, commands...)
 	}

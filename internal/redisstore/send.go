@@ -140,7 +140,7 @@ func (at *server) send(ctx context.Context, asking, kept bool, args []string) Re
 	var replies [2]Reply // on the stack
 	g := at.gather(kept)
 	if asking {
-		g.aside(ctx, true, replies[:], []string{"asking"}, args)
+		g.doApart(ctx, true, replies[:], []string{"asking"}, args)
 		return replies[1]
 	}
 	g.do(ctx, replies[:1], args)
@@ -157,8 +157,9 @@ func cancelled(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// outcome returns a reply, or the reply's error with the name of the server. It reports an error to
-// the topology, and a READONLY error also to the Subscriber.
+// outcome returns a reply, or the reply's error with the name of the server. If the error may mean that
+// another server has the key now, outcome starts a search for the servers. After a READONLY error, the
+// Subscriber connects again.
 func (s *Store) outcome(at *server, r Reply) (any, error) {
 	err := r.Err
 	if err == nil {

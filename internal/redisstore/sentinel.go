@@ -41,7 +41,8 @@ const (
 	// demoted, and still accepts writes.
 	searchEvery = 10 * time.Second
 
-	// maxPause is the longest time for which the result of a search is used.
+	// maxPause is the longest time for which the result of a search is used while the master or the
+	// sentinels cannot be reached.
 	maxPause = 500 * time.Millisecond
 )
 
@@ -133,7 +134,7 @@ func isMaster(ctx context.Context, conn *redis.Conn) error {
 	return err
 }
 
-var errNotMaster = errors.New("it is a replica and not the master (is a failover under way? try again)")
+var errNotMaster = errors.New("it is not a master (is a failover under way? try again)")
 
 // claimed is a sentinel's answer: the address of the master, its run ID, and the epoch.
 type claimed struct {

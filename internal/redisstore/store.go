@@ -100,7 +100,8 @@ func (s *Store) find(ctx context.Context, key string) (*server, error) {
 	if s.located.Load() {
 		return s.locate(ctx, cluster, key)
 	}
-	// The first call asks a server for the slots, and does not end with ctx.
+	// The first call of MasterForKey asks servers for the slots, and may last longer than ctx. So let
+	// another goroutine call it.
 	type found struct {
 		at  *server
 		err error
@@ -206,7 +207,7 @@ func (s *Store) failed(err error) {
 // call has failed, many calls that wait could fail before the new master is known.
 func (s *Store) suspect() {
 	if s.bySentinels && s.opened != nil {
-		s.opened.sentinels.start(maxPause)
+		s.opened.sentinels.start(suspectAfter)
 	}
 }
 

@@ -1,0 +1,135 @@
+package redisstore
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/hasplock/hasp/internal/redisstore/resp"
+)
+
+// flight sends one pipeline after another. One goroutine at a time uses a flight.
+type flight struct {
+	cmds  []redis.Cmder // for reuse
+	spare []*call       // for reuse
+	wire  *wire         // nil for calls apart, for holds, for a cluster, and for a client that the caller passed
+	doubt time.Time     // the connection is made again if it was last used before this time
+
+	// The mutex of the gather guards the fields below.
+	batch    []*call   // the pipeline in progress; empty if there is none
+	sent     time.Time // when the pipeline in progress was sent
+	byCaller bool      // the caller of the only call in the batch uses the flight
+	use      int       // of the wire
+}
+
+// lateAfter is the shortest time without a reply after which a connection may be dead.
+const lateAfter = 16 * time.Millisecond
+
+// longest is how long a pipeline may take if its callers have no deadline.
+const longest = 3 * time.Second
+
+// send sends the commands of the calls in one pipeline of g, and receives the replies.
+func (f *flight) send(g *gather, batch []*call) (r result) {
+	s := g.at.store
+	ctx := batchContext{Context: context.Background()}
+	if len(batch) == 1 {
+		ctx.Context = batch[0].ctx // a hook sees the values of the only caller
+	}
+	cmds := f.cmds[:0]
+	if s.plain {
+		cmds = nil // a hook may keep it
+	}
+	for _, p := range batch {
+		if p.until.After(ctx.until) {
+			ctx.until = p.until
+		}
+		for _, cmd := range p.cmds {
+			cmds = append(cmds, cmd)
+		}
+	}
+	if ctx.until.IsZero() {
+		ctx.until = time.Now().Add(longest)
+	}
+
+	rdb := g.at.rdb
+	switch {
+	case f.wire != nil:
+		rdb = f.wire.rdb
+	case g.kept || batch[0].here:
+		rdb = g.at.node
+	}
+	if g.kept {
+		wait := resp.NewCommand("wait", strconv.Itoa(s.replicas), strconv.FormatInt(patience(ctx.until), 10))
+		cmds = append(cmds, wait)
+		r.err = s.exec(ctx, rdb, cmds)
+		r.lost = s.unconfirmed(wait.Reply(r.err))
+	} else {
+		r.err = s.exec(ctx, rdb, cmds)
+	}
+	r.demoted = slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool {
+		return cmd.Err() != nil && resp.IsReadOnly(cmd.Err())
+	})
+	clear(cmds)
+	f.cmds = cmds
+	f.inquire(&r)
+	return r
+}
+
+// inquire completes a result by what the wire knows.
+func (f *flight) inquire(r *result) {
+	if f.wire == nil {
+		return
+	}
+	over, sent := f.wire.state()
+	r.run = f.wire.run
+	if r.err == nil {
+		return
+	}
+	r.unsent = !sent
+	if over {
+		r.err = errNoReply
+	}
+}
+
+// isLate reports whether a pipeline has had no reply for so long that its connection may be dead. The
+// argument usual is how long a pipeline without a wire usually takes.
+func (f *flight) isLate(now time.Time, usual time.Duration) bool {
+	limit := 2 * usual
+	if f.wire != nil {
+		if _, sent := f.wire.state(); !sent {
+			return false // a flight that still connects says nothing about other connections
+		}
+		limit = f.wire.setUp()
+	}
+	return len(f.batch) > 0 && now.Sub(f.sent) >= max(lateAfter, min(limit, lastPause))
+}
+
+// exec sends commands in a pipeline. A client that the caller passed has a second pool for pipelines,
+// in which even a single command of hasp does not wait behind other commands of the program. The
+// client of a Store that was opened has one pool, and Process costs less than a pipeline. But on a
+// cluster, Process also sends COMMAND, to which the user may have no right.
+func (s *Store) exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) error {
+	return resp.Survive(func() error {
+		if len(cmds) == 1 && !s.plain && !s.isCluster {
+			return rdb.Process(ctx, cmds[0])
+		}
+		pipe := rdb.Pipeline()
+		_ = pipe.BatchProcess(ctx, cmds...) // only queues the commands
+		_, err := pipe.Exec(ctx)
+		return err
+	})
+}
+
+// batchContext has a deadline without a timer, because go-redis gives the deadline to the
+// connection. It has the values of another context, but does not end with it.
+type batchContext struct {
+	context.Context
+	until time.Time
+}
+
+func (c batchContext) Deadline() (time.Time, bool) { return c.until, true }
+func (batchContext) Done() <-chan struct{}         { return nil }
+func (batchContext) Err() error                    { return nil }
