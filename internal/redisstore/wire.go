@@ -17,86 +17,92 @@ import (
 // which connection a call uses, and can end the call, and knows whether a call that failed had sent
 // its commands.
 type wire struct {
-	rdb *redis.Client
-	run string // of the server, if the Store asks for it; only the flight that uses the wire reads and writes it
+	rdb     *redis.Client
+	connect func(ctx context.Context, network, addr string) (net.Conn, error)
+	check   func(ctx context.Context, conn *redis.Conn) error // of a new connection; may be nil
+	asksRun bool
+	run     string // the run ID of the server, if asksRun; only the flight that uses the wire reads and writes it
 
-	mu    sync.Mutex // guards the fields below
-	conn  *wireConn  // nil if there is none
-	uses  int        // how often begin was called
-	until time.Time  // the deadline of a dial in the current use, or zero
-	used  time.Time  // when the last use began, or got its replies
-	sent  bool       // the current use has written commands to a connection that was ready for them
-	over  bool       // the current use was interrupted
-	dial  context.CancelFunc
-	began time.Time     // when the last dial began
-	took  time.Duration // from the begin of the last dial to the end of the set-up
+	mu      sync.Mutex         // guards the fields below
+	conn    *wireConn          // nil if there is none
+	uses    int                // how often begin was called
+	until   time.Time          // the deadline of a dial in the current use, or zero
+	used    time.Time          // when the last use began, or got its replies
+	sent    bool               // the current use has written commands to a connection that was ready for them
+	over    bool               // the current use was interrupted
+	began   time.Time          // when the last dial began
+	took    time.Duration      // from the begin of the last dial to the end of the set-up
+	endDial context.CancelFunc // ends the dial in progress; nil if there is none
 }
 
 // begin prepares the wire for a call, and returns the number of the use. A dial ends at the time
 // until, unless that is zero.
-func (l *wire) begin(now, until time.Time) (use int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.uses++
-	l.until, l.used, l.sent, l.over = until, now, false, false
-	return l.uses
+func (w *wire) begin(now, until time.Time) (use int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.uses++
+	w.until = until
+	w.used = now
+	w.sent = false
+	w.over = false
+	return w.uses
 }
 
 // interrupt ends the use with the given number, if it has not ended yet.
-func (l *wire) interrupt(use int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.uses != use {
+func (w *wire) interrupt(use int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.uses != use {
 		return
 	}
-	l.over = true
-	if l.dial != nil {
-		l.dial()
+	w.over = true
+	if w.endDial != nil {
+		w.endDial()
 	}
-	if l.conn != nil {
-		l.conn.until = longAgo
-		_ = l.conn.rawConn.SetDeadline(longAgo)
+	if w.conn != nil {
+		w.conn.until = longAgo
+		_ = w.conn.rawConn.SetDeadline(longAgo)
 	}
 }
 
 // answered notes that the replies of the current use have arrived.
-func (l *wire) answered() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.used = time.Now()
+func (w *wire) answered() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.used = time.Now()
 }
 
 // longAgo is a deadline that has passed.
 var longAgo = time.Unix(1, 0)
 
 // state reports whether the current use was interrupted, and whether it has sent its commands.
-func (l *wire) state() (over, sent bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.over, l.sent
+func (w *wire) state() (over, sent bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.over, w.sent
 }
 
 // isGood reports whether the wire has a connection that is ready for commands, and was used since the
 // given time.
-func (l *wire) isGood(since time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.conn != nil && l.conn.ready && !l.used.Before(since)
+func (w *wire) isGood(since time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.conn != nil && w.conn.ready && !w.used.Before(since)
 }
 
 // setUp returns how long it took to make the connection, or 100 ms if it took longer.
-func (l *wire) setUp() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return min(l.took, 100*time.Millisecond) // a try to renew a lease may be that short
+func (w *wire) setUp() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return min(w.took, 100*time.Millisecond) // a try to renew a lease may be that short
 }
 
 // renew closes the connection if the wire was last used before the given time.
-func (l *wire) renew(before time.Time) {
-	l.mu.Lock()
-	c := l.conn
-	old := l.used.Before(before)
-	l.mu.Unlock()
+func (w *wire) renew(before time.Time) {
+	w.mu.Lock()
+	c := w.conn
+	old := w.used.Before(before)
+	w.mu.Unlock()
 	if c != nil && old {
 		c.Close()
 	}
@@ -104,60 +110,71 @@ func (l *wire) renew(before time.Time) {
 
 // newWire returns a wire whose connections o makes.
 func newWire(o redis.Options, asksRun bool) *wire {
-	l := &wire{}
-	dial, check := o.Dialer, o.OnConnect
+	w := &wire{connect: o.Dialer, check: o.OnConnect, asksRun: asksRun}
 	o.PoolSize = 1
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		ctx, cancel := context.WithCancel(ctx)
+	o.Dialer = w.dial
+	o.OnConnect = w.complete
+	w.rdb = redis.NewClient(&o)
+	return w
+}
+
+// dial makes the connection. It ends when the current use is interrupted, or at its deadline.
+func (w *wire) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w.mu.Lock()
+	w.endDial = cancel
+	w.began = time.Now()
+	if w.over {
+		cancel()
+	}
+	if !w.until.IsZero() {
+		ctx, cancel = context.WithDeadline(ctx, w.until)
 		defer cancel()
-		l.mu.Lock()
-		l.dial, l.began = cancel, time.Now()
-		if l.over {
-			cancel()
-		}
-		if !l.until.IsZero() {
-			ctx, cancel = context.WithDeadline(ctx, l.until)
-			defer cancel()
-		}
-		l.mu.Unlock()
-		conn, err := dial(ctx, network, addr)
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.dial = nil
-		base, ok := conn.(rawConn)
-		if !ok {
-			return conn, err
-		}
-		l.conn = &wireConn{rawConn: base, l: l}
-		return l.conn, nil
 	}
-	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
-		if check != nil {
-			if err := check(ctx, conn); err != nil {
-				return err
-			}
-		}
-		if asksRun {
-			if err := l.askRun(ctx, conn); err != nil {
-				return err
-			}
-		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.conn != nil {
-			if l.conn.full {
-				return errFull
-			}
-			l.conn.ready, l.took = true, time.Since(l.began)
-		}
-		return nil
+	w.mu.Unlock()
+
+	conn, err := w.connect(ctx, network, addr)
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.endDial = nil
+	base, ok := conn.(rawConn)
+	if !ok {
+		return conn, err
 	}
-	l.rdb = redis.NewClient(&o)
-	return l
+	w.conn = &wireConn{rawConn: base, w: w}
+	return w.conn, nil
+}
+
+// complete ends the set-up of a new connection. Commands may be sent after it.
+func (w *wire) complete(ctx context.Context, conn *redis.Conn) error {
+	if w.check != nil {
+		if err := w.check(ctx, conn); err != nil {
+			return err
+		}
+	}
+	if w.asksRun {
+		if err := w.askRun(ctx, conn); err != nil {
+			return err
+		}
+	}
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.conn == nil {
+		return nil // it was closed meanwhile, and the first command will fail
+	}
+	if w.conn.full {
+		return errFull
+	}
+	w.conn.ready = true
+	w.took = time.Since(w.began)
+	return nil
 }
 
 // askRun asks the server for its run ID.
-func (l *wire) askRun(ctx context.Context, conn *redis.Conn) error {
+func (w *wire) askRun(ctx context.Context, conn *redis.Conn) error {
 	info, err := conn.Do(ctx, "info", "server").Text()
 	if err != nil && !resp.IsReply(err) {
 		return err
@@ -167,17 +184,17 @@ func (l *wire) askRun(ctx context.Context, conn *redis.Conn) error {
 	if err == nil && !strings.Contains(info, ":") {
 		return resp.Unexpected(info)
 	}
-	l.run = InfoField(info, "run_id")
+	w.run = InfoField(info, "run_id")
 	return err
 }
 
 // wireConn is the connection of a wire.
 type wireConn struct {
 	rawConn
-	l     *wire
-	ready bool      // the set-up has ended; l.mu guards it; only the flight that uses the wire sets it
+	w     *wire
+	ready bool      // the set-up has ended; w.mu guards it; only the flight that uses the wire sets it
 	full  bool      // the server takes no more connections; only the flight that uses the wire needs it
-	until time.Time // the deadline; l.mu guards it
+	until time.Time // the deadline; w.mu guards it
 }
 
 // Read notices that the server refuses the connection. go-redis does not, because it ignores the reply to
@@ -192,27 +209,27 @@ func (c *wireConn) Read(b []byte) (int, error) {
 }
 
 func (c *wireConn) Write(b []byte) (int, error) {
-	c.l.mu.Lock()
-	c.l.sent = c.l.sent || c.ready
-	c.l.mu.Unlock()
+	c.w.mu.Lock()
+	c.w.sent = c.w.sent || c.ready
+	c.w.mu.Unlock()
 	return c.rawConn.Write(b)
 }
 
 func (c *wireConn) Close() error {
-	c.l.mu.Lock()
-	if c.l.conn == c {
-		c.l.conn = nil
+	c.w.mu.Lock()
+	if c.w.conn == c {
+		c.w.conn = nil
 	}
-	c.l.mu.Unlock()
+	c.w.mu.Unlock()
 	return c.rawConn.Close()
 }
 
 // SetDeadline sets the deadline of reads and writes, unless the current use of the wire was
 // interrupted. go-redis sets the same deadline for a write and for the read that follows.
 func (c *wireConn) SetDeadline(t time.Time) error {
-	c.l.mu.Lock()
-	defer c.l.mu.Unlock()
-	if c.l.over {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	if c.w.over {
 		t = longAgo
 	}
 	if t.Equal(c.until) {
