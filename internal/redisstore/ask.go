@@ -9,6 +9,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
+// hedgeAfter is how long a question may be without an answer before it is asked again.
+const hedgeAfter = 200 * time.Millisecond
+
 // grace is how long askAll usually waits for more answers after the first one.
 const grace = time.Second
 

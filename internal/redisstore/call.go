@@ -100,6 +100,15 @@ func (p *call) answer(r result) {
 	}
 }
 
+// unreached is errNoReply if the last attempt to connect has failed. It does not wrap the cause, because
+// that would say that the command was not sent.
+type unreached struct{ cause error }
+
+func (u unreached) Error() string {
+	return fmt.Sprintf("%v; could not connect: %v", errNoReply, u.cause)
+}
+func (unreached) Unwrap() error { return errNoReply }
+
 // store stores the replies of a call that has ended.
 func (p *call) store(replies []Reply) {
 	r := p.result

@@ -21,14 +21,12 @@ import (
 type nodes struct {
 	d     *dialer
 	a     address
-	known sync.Map // address → *redis.Client
+	known sync.Map        // address → *redis.Client
+	first []*redis.Client // which search uses until the cluster has made its own
 
 	mu  sync.Mutex      // guards ids
 	ids map[string]bool // the IDs of the servers in the last map of slots, or nil
 }
-
-// hedgeAfter is how long a search waits before it asks another server.
-const hedgeAfter = 200 * time.Millisecond
 
 // client returns a client for a cluster.
 func (n *nodes) client() *redis.ClusterClient {
@@ -46,7 +44,9 @@ func (n *nodes) client() *redis.ClusterClient {
 	for _, addr := range n.a.addrs {
 		o := *o
 		o.Addr = addr
-		n.known.Store(addr, redis.NewClient(&o)) // until the cluster makes its own
+		first := redis.NewClient(&o)
+		n.first = append(n.first, first)
+		n.known.Store(addr, first)
 	}
 	return c
 }
@@ -136,7 +136,7 @@ func (n *nodes) ask(ctx context.Context, node *redis.Client) ([]redis.ClusterSlo
 			return nil, fmt.Errorf("%s: a slot without a server", origin)
 		}
 		master := slots[i].Nodes[0]
-		master.Addr = redirected(master.Addr, origin)
+		master.Addr = keepsHost + redirected(master.Addr, origin)
 		slots[i].Nodes = []redis.ClusterNode{master} // hasp uses no replica
 	}
 	return slots, nil
@@ -161,14 +161,12 @@ func redirected(addr, origin string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// whole completes the address of a node. go-redis removes the host from a loopback address that
-// search has returned.
-func whole(addr string) string {
-	if strings.HasPrefix(addr, ":") {
-		return "127.0.0.1" + addr
-	}
-	return addr
-}
+// keepsHost begins the addresses that search returns, because go-redis would remove the host from a
+// loopback address.
+const keepsHost = "="
+
+// whole returns the address of a node without keepsHost.
+func whole(addr string) string { return strings.TrimPrefix(addr, keepsHost) }
 
 func loopback(host string) bool {
 	ip := net.ParseIP(host)

@@ -25,12 +25,16 @@ type hints struct {
 	scripts string // if the server does not know a command
 }
 
+var clientHints = hints{"check the user and the password of the client", noScripts}
+
 var sentinelHints = hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and not a sentinel: the URL must name the sentinels"}
 
 // lockHints returns the hints for a server that stores locks.
 func lockHints(a address) hints {
-	return hints{"check user and password in the URL: " + a.scheme + "://user:password@…", "this server runs no scripts: a sentinel, or a proxy?"}
+	return hints{"check user and password in the URL: " + a.scheme + "://user:password@…", noScripts}
 }
+
+const noScripts = "this server runs no scripts: a sentinel, or a proxy?"
 
 // diagnose returns an error that says in one line why a server cannot be used, and what to do about
 // it. The argument took is how long the attempt lasted. Only a timeout's error shows it, so a
@@ -44,6 +48,9 @@ func diagnose(err error, h hints, took time.Duration) error {
 	)
 	if done := (located{}); errors.As(err, &done) {
 		return done
+	}
+	if u := (unreached{}); errors.As(err, &u) {
+		err = u.cause
 	}
 	// Check specific causes before general ones, because an error may have both. For example, a TLS
 	// handshake that timed out is also a timeout.
@@ -110,14 +117,16 @@ func replyHint(text string, h hints) string {
 func unfit(replication, memory, cluster any, mayEvict bool) error {
 	policy := InfoField(memory, "maxmemory_policy")
 	switch {
+	case InfoField(replication, "redis_mode") == "sentinel":
+		return errors.New("it is a sentinel (write redis-sentinel://host:port,host:port/NAME)")
 	case InfoField(replication, "role") == "slave":
 		master := net.JoinHostPort(InfoField(replication, "master_host"), InfoField(replication, "master_port"))
 		// Return no ReplyError, because a demoted master of a cluster must not make Open fail.
-		return fmt.Errorf("it is a replica of %s (name the master in the URL, or the sentinels: redis-sentinel://host:port,host:port/NAME)", master)
+		return fmt.Errorf("it is a replica of %s (name the master, or the sentinels: redis-sentinel://host:port,host:port/NAME)", master)
 	case InfoField(cluster, "cluster_state") == "fail":
 		return resp.ReplyError("CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)")
 	case !mayEvict && policy != "" && policy != "noeviction" && InfoField(memory, "maxmemory") != "0":
-		return resp.ReplyError("it may evict locks, its maxmemory-policy is " + policy + " (set noeviction; or allow_eviction=true, if two holders at once do no harm)")
+		return resp.ReplyError("it may evict locks, its maxmemory-policy is " + policy + " (set noeviction; or allow_eviction=true in the URL, if two holders at once do no harm)")
 	}
 	return nil
 }

@@ -55,7 +55,9 @@ func (d *dialer) close() {
 		l.rdb.Close()
 	}
 	if d.nodes != nil {
-		d.nodes.known.Range(func(_, node any) bool { node.(*redis.Client).Close(); return true })
+		for _, node := range d.nodes.first {
+			node.Close() // the client of the cluster closes its own
+		}
 	}
 	if t := d.sentinels; t != nil {
 		t.timer.Stop()

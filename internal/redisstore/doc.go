@@ -73,5 +73,6 @@
 //     the error, and after some errors dial only once a second. It also unwraps such an error once.
 //   - Process on a cluster sends COMMAND, before each call if the user has no right to it. So a
 //     cluster gets pipelines only.
-//   - A cluster's client removes the host from a loopback address that ClusterSlots returns.
+//   - A cluster's client removes the host from a loopback address that ClusterSlots returns, so
+//     search marks each address.
 package redisstore

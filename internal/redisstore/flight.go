@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"time"
 
@@ -64,30 +63,35 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 	if g.kept {
 		wait := resp.NewCommand("wait", strconv.Itoa(s.replicas), strconv.FormatInt(patience(ctx.until), 10))
 		cmds = append(cmds, wait)
-		r.err = s.exec(ctx, rdb, cmds)
+		r.err = f.exec(ctx, s, rdb, cmds)
 		r.lost = s.unconfirmed(wait.Reply(r.err))
 	} else {
-		r.err = s.exec(ctx, rdb, cmds)
+		r.err = f.exec(ctx, s, rdb, cmds)
 	}
-	r.demoted = slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool {
-		return cmd.Err() != nil && resp.IsReadOnly(cmd.Err())
-	})
+	if f.wire != nil {
+		r.run = f.wire.run
+	}
+	if r.err != nil {
+		f.inquire(&r, cmds)
+	}
 	clear(cmds)
 	f.cmds = cmds
-	f.inquire(&r)
 	return r
 }
 
-// inquire completes a result by what the wire knows.
-func (f *flight) inquire(r *result) {
+// inquire completes the result of a pipeline that failed. Without a wire, each command must say that it
+// was not sent, because a client may send a part of them to another server, and because a hook may fail
+// after the client has sent them.
+func (f *flight) inquire(r *result, cmds []redis.Cmder) {
+	r.unsent = true
+	for _, cmd := range cmds {
+		r.demoted = r.demoted || resp.IsReadOnly(cmd.Err())
+		r.unsent = r.unsent && resp.IsUnsent(cmd.Err())
+	}
 	if f.wire == nil {
 		return
 	}
 	over, sent := f.wire.state()
-	r.run = f.wire.run
-	if r.err == nil {
-		return
-	}
 	r.unsent = !sent
 	if over {
 		r.err = errNoReply
@@ -107,11 +111,12 @@ func (f *flight) isLate(now time.Time, usual time.Duration) bool {
 	return len(f.batch) > 0 && now.Sub(f.sent) >= max(lateAfter, min(limit, lastPause))
 }
 
-// exec sends commands in a pipeline. A client that the caller passed has a second pool for pipelines,
-// in which even a single command of hasp does not wait behind other commands of the program. The
-// client of a Store that was opened has one pool, and Process costs less than a pipeline. But on a
-// cluster, Process also sends COMMAND, to which the user may have no right.
-func (s *Store) exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) error {
+// exec sends commands in a pipeline, or one command by Process. A client that
+// the caller passed has a second pool for pipelines, in which even a single command of hasp does not
+// wait behind other commands of the program. The client of a Store that was opened has one pool, and
+// Process costs less than a pipeline. But on a cluster, Process also sends COMMAND, to which the user
+// may have no right.
+func (f *flight) exec(ctx context.Context, s *Store, rdb redis.UniversalClient, cmds []redis.Cmder) error {
 	return resp.Survive(func() error {
 		if len(cmds) == 1 && !s.plain && !s.isCluster {
 			return rdb.Process(ctx, cmds[0])

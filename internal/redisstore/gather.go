@@ -32,6 +32,7 @@ type gather struct {
 	last    time.Time     // when the last pipeline was sent
 	refused time.Time     // when a flight that could not connect gave its calls back
 	doubt   time.Time     // a connection that was last used before this time may be dead
+	failure error         // why no connection could be made; nil after a reply
 	timer   *time.Timer   // runs the method tick; nil before the first call
 	took    time.Duration // how long the last pipeline with replies, but without a wire, took
 	next    time.Time     // when the timer fires; zero if it does not run
@@ -61,7 +62,10 @@ func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) 
 	}
 	p.store(replies)
 
-	if p.result.err != errNoReply && !p.apart { // after errNoReply, a flight may still have p
+	switch {
+	case p.result.err == errNoReply: // a flight may still have p
+		g.explain(replies)
+	case !p.apart:
 		*p = call{done: p.done, texts: p.texts[:0], args: p.args[:0]}
 		g.calls.Put(p)
 	}
@@ -77,6 +81,19 @@ func (g *gather) doApart(ctx context.Context, here bool, replies []Reply, comman
 	}
 	p.wait(ctx)
 	p.store(replies)
+}
+
+// explain adds the reason why no connection could be made, if there is one, to the errors of a caller
+// that has left.
+func (g *gather) explain(replies []Reply) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.failure == nil {
+		return
+	}
+	for i := range replies {
+		replies[i].Err = unreached{g.failure}
+	}
 }
 
 // put adds a call. If no other call is in progress, put may return a flight that the caller itself
@@ -272,6 +289,11 @@ func (g *gather) land(f *flight, r result) (again bool) {
 func (g *gather) learnLocked(f *flight, r result) {
 	now := time.Now()
 	hasReply := r.err == nil || resp.IsReply(r.err)
+	if hasReply {
+		g.failure = nil
+	} else if r.unsent {
+		g.failure = r.err
+	}
 	switch {
 	case hasReply && f.wire != nil:
 		f.wire.answered() // so it is not in doubt because of another flight that is late
@@ -288,9 +310,8 @@ func (g *gather) learnLocked(f *flight, r result) {
 // takesBackLocked reports whether the calls of a flight that failed shall wait again, because they
 // were not sent.
 func (g *gather) takesBackLocked(f *flight, r result) bool {
-	unsent := r.unsent || f.wire == nil && resp.IsUnsent(r.err)
 	switch {
-	case r.err == nil, r.err == errNoReply, !unsent:
+	case r.err == nil, r.err == errNoReply, !r.unsent:
 		return false
 	case errors.Is(r.err, errReplaced):
 		return true // the next connection leads to the new master

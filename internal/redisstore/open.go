@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -60,7 +59,7 @@ func prepare(node string, params map[string]string, connections int, asksRun boo
 
 	s = &Store{
 		isCluster: a.kind == aCluster, bySentinels: a.kind == theSentinels,
-		replicas: a.replicas, mayEvict: a.mayEvict, secrets: a.secrets(), opened: d,
+		replicas: a.replicas, mayEvict: a.mayEvict, secrets: a.secrets(), opened: d, hints: lockHints(a),
 	}
 	if a.kind == aCluster {
 		d.nodes = &nodes{d: d, a: a}
@@ -74,18 +73,19 @@ func prepare(node string, params map[string]string, connections int, asksRun boo
 			s.name = "redis " + a.master
 		}
 		s.rdb = redis.NewClient(o)
+		s.connections = o.PoolSize
 		for range mostFlights {
 			d.wires = append(d.wires, newWire(*o, asksRun))
 		}
 		s.namesRun = asksRun
 	}
 	s.start()
-	return s, func(ctx context.Context) error { return s.probe(ctx, a) }, nil
+	return s, s.probe, nil
 }
 
 // probe checks that the server, or each master of a cluster, runs scripts, because every strategy
 // needs them.
-func (s *Store) probe(ctx context.Context, a address) error {
+func (s *Store) probe(ctx context.Context) error {
 	if end, ok := ctx.Deadline(); ok {
 		// Let the dialer time out before ctx ends, because only the dialer's error has the cause.
 		s.opened.timeout.Store(int64(time.Until(end) * 4 / 5))
@@ -96,7 +96,7 @@ func (s *Store) probe(ctx context.Context, a address) error {
 		if ctx.Err() == context.Canceled {
 			return s.fail(context.Cause(ctx)) // the cause says why
 		}
-		return s.fail(diagnose(err, lockHints(a), time.Since(began)))
+		return s.fail(diagnose(err, s.hints, time.Since(began)))
 	}
 	servers, err := s.all(ctx)
 	if err != nil {
@@ -104,14 +104,9 @@ func (s *Store) probe(ctx context.Context, a address) error {
 	}
 
 	answers, errs := askAll(ctx, servers, 0, grace, func(ctx context.Context, at *server) (struct{}, error) {
-		began := time.Now()
-		err := at.check(ctx)
-		switch {
-		case err == nil, errors.As(err, new(unfitError)):
-		case ctx.Err() == context.Canceled:
+		err := s.checked(ctx, at)
+		if err != nil && ctx.Err() == context.Canceled {
 			err = s.named(at.label(), context.Cause(ctx))
-		default:
-			err = s.named(at.label(), diagnose(err, lockHints(a), time.Since(began)))
 		}
 		return struct{}{}, err
 	})
@@ -137,6 +132,7 @@ func (at *server) check(ctx context.Context) error {
 	select {
 	case at.checking <- struct{}{}: // one caller checks, and the others wait
 		defer func() { <-at.checking }()
+	case <-time.After(hedgeAfter): // the check of the other one may wait on a dead connection
 	case <-ctx.Done():
 		return resp.NotSent(ctx.Err())
 	}
@@ -174,8 +170,8 @@ func (at *server) fault(ctx context.Context) (reason, err error) {
 	}
 	// A client of one server can use a cluster of one master, which has all slots.
 	isSingle := slices.Contains([]string{"", "0", "1"}, InfoField(cluster, "cluster_size"))
-	if _, knowsOne := s.rdb.(*redis.Client); knowsOne && !isSingle { // another type may know the cluster
-		return resp.ReplyError("it is one server of a cluster (use redis-cluster://host:port, or pass a ClusterClient)"), nil
+	if !s.isCluster && !isSingle {
+		return resp.ReplyError("it is one server of a cluster (use redis-cluster://host:port, or pass a *redis.ClusterClient)"), nil
 	}
 	return nil, nil
 }

@@ -63,6 +63,9 @@ func (s *Store) Do(ctx context.Context, args ...string) (any, error) {
 // maxHops is how many redirections Send follows for one command.
 const maxHops = 8
 
+// maxStale is how many connections of a passed client Send replaces for one command at most.
+const maxStale = 64
+
 // Send sends one command, once, to the server that has key. It returns the reply: nil, an int64, a
 // string or a []any. Errors name the server. The slice args usually stays on the caller's stack,
 // because the command is encoded before another goroutine receives it.
@@ -91,13 +94,13 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 
 		// A server that redirects or refuses a command has not executed it. go-redis follows
 		// redirections, but not of a pipeline with WAIT, which goes to one server. Limit the hops,
-		// because servers that disagree about a slot may redirect to each other without end.
+		// because servers that disagree about a slot may redirect to each other without end, and
+		// because a replica may stay one.
 		var to *server
 		switch {
-		case hops == maxHops:
-		case s.isCluster && kept && s.replicas > 0 && redirects(r.Err):
+		case s.isCluster && kept && s.replicas > 0 && redirects(r.Err) && hops < maxHops:
 			to, asking = s.follow(ctx, at, key, r.Err)
-		case s.isDemoted(r.Err):
+		case s.isDemoted(r.Err) && hops < s.connections:
 			to = at
 		}
 		if to == nil {
@@ -121,8 +124,9 @@ func (s *Store) ready(ctx context.Context, key string) (*server, error) {
 	return at, s.checked(ctx, at)
 }
 
-// checked checks a server that has not been checked, and returns an error that names it.
+// checked checks a server that has not been checked. Its error names the server, and says what to do.
 func (s *Store) checked(ctx context.Context, at *server) error {
+	began := time.Now()
 	err := at.check(ctx)
 	switch {
 	case err == nil, errors.As(err, new(unfitError)):
@@ -130,7 +134,7 @@ func (s *Store) checked(ctx context.Context, at *server) error {
 	case cancelled(ctx, err):
 		return s.named(at.label(), ctx.Err())
 	}
-	_, err = s.outcome(at, Reply{Err: err})
+	_, err = s.outcome(at, Reply{Err: diagnose(err, s.hints, time.Since(began))})
 	return err
 }
 

@@ -31,8 +31,10 @@ type Store struct {
 	bySentinels bool
 	namesRun    bool     // replies contain the run ID of the server
 	mayEvict    bool     // the server may evict keys
+	connections int      // how many the client may have to one server, at most maxStale
 	replicas    int      // how many replicas must confirm a hold
 	secrets     []string // no error may contain these
+	hints       hints    // for errors of the check
 	ran         sync.Map // scripts that Run sends by their hash: *Script → nil
 
 	one     *server     // nil if the Store is a cluster
@@ -280,7 +282,7 @@ func NewDriver[D backend.Driver, O any](strategy string, rdb redis.UniversalClie
 // New returns a Store that uses a client of the caller. The client keeps its settings, and the
 // Store's Close does not close the client.
 func New(rdb redis.UniversalClient) *Store {
-	s := &Store{name: "redis", rdb: rdb, plain: true}
+	s := &Store{name: "redis", rdb: rdb, plain: true, connections: maxHops, hints: clientHints}
 	switch c := rdb.(type) {
 	case *redis.Client:
 		// A client of sentinels has no address, and go-redis reports "FailoverClient" instead.
@@ -288,6 +290,7 @@ func New(rdb redis.UniversalClient) *Store {
 			s.name += " " + c.Options().Addr
 		}
 		s.secrets = []string{c.Options().Password}
+		s.connections = min(max(c.Options().PoolSize, c.Options().PipelinePoolSize), maxStale)
 	case *redis.ClusterClient:
 		s.isCluster = true
 		s.secrets = []string{c.Options().Password}
