@@ -25,8 +25,8 @@ func TestParse(t *testing.T) {
 		"unix:///run/a@/b.sock":           "[/run/a@/b.sock]",
 		"unix://ann:p%40w@/run/a@/b.sock": "[/run/a@/b.sock] user ann password p@w",
 		"redis-sentinel://s1/mymaster":    "[s1:26379] master mymaster",
-		"rediss-sentinel://ann:p@/w@s1:1,[::1],s3/my%2Fmaster/2": "TLS [s1:1 [::1]:26379 s3:26379]" +
-			" user ann password p@/w master my/master db 2",
+		"rediss-sentinel://ann:p@/w@s1:1,[::1],s3/my%2Fmaster/2": "" +
+			"TLS [s1:1 [::1]:26379 s3:26379] user ann password p@/w master my/master db 2",
 		"redis-cluster://a":               "[a:6379]",
 		"rediss-cluster://:pw@a:7000,b/0": "TLS [a:7000 b:6379] password pw",
 	} {
@@ -136,14 +136,14 @@ func TestParamsMustFitTheirScheme(t *testing.T) {
 
 func TestNodesSplitsLists(t *testing.T) {
 	for list, want := range map[string]string{
-		"redis://a":                         "redis://a",
-		"redis://":                          "redis://",
-		"redis://a:1,b:2,c:3":               "redis://a:1 redis://b:2 redis://c:3",
-		"redis://a,b/7":                     "redis://a/7 redis://b/7",
-		"rediss://:pw@a,[::1]:7,c/0":        "rediss://:pw@a/0 rediss://:pw@[::1]:7/0 rediss://:pw@c/0",
-		"redis://ann:p@,/:#w@a:1,b:2/3":     "redis://ann:p@,/:#w@a:1/3 redis://ann:p@,/:#w@b:2/3",
-		"unix:///run/a,b.sock":              "unix:///run/a,b.sock",
-		"unix://ann:p%40w@/run/a,b@/c.sock": "unix://ann:p%40w@/run/a,b@/c.sock",
+		"redis://a":                        "redis://a",
+		"redis://":                         "redis://",
+		"redis://a:1,b:2,c:3":              "redis://a:1 redis://b:2 redis://c:3",
+		"redis://a,b/7":                    "redis://a/7 redis://b/7",
+		"rediss://:p@a,[::1]:7,c/0":        "rediss://:p@a/0 rediss://:p@[::1]:7/0 rediss://:p@c/0",
+		"redis://ann:p@,/:#w@a:1,b:2/3":    "redis://ann:p@,/:#w@a:1/3 redis://ann:p@,/:#w@b:2/3",
+		"unix:///run/a,b.sock":             "unix:///run/a,b.sock",
+		"unix://ann:p%40@/run/a,b@/c.sock": "unix://ann:p%40@/run/a,b@/c.sock",
 	} {
 		got, err := Nodes(list)
 		if strings.Join(got, " ") != want || err != nil {

@@ -55,7 +55,8 @@ func refusesToListen(t *testing.T, s *Store) {
 // A reply on the connection of the subscriptions may not be a message.
 func TestListeningSurvivesInvalidMessages(t *testing.T) {
 	for _, said := range []string{
-		"*0\r\n", ">0\r\n", "*1\r\n:1\r\n", "*1\r\n+subscribe\r\n", "*3\r\n+message\r\n:1\r\n:2\r\n",
+		"*0\r\n", ">0\r\n", "*1\r\n:1\r\n", "*1\r\n+subscribe\r\n",
+		"*3\r\n+message\r\n:1\r\n:2\r\n",
 		"*3\r\n+message\r\n+c\r\n*1\r\n:1\r\n", "*1\r\n+pong\r\n", "*2\r\n+pong\r\n:1\r\n",
 		"*2\r\n+pmessage\r\n+c\r\n", ":1\r\n", "_\r\n", "*1\r\n*1\r\n*0\r\n",
 	} {

@@ -17,7 +17,8 @@ import (
 
 type key struct{}
 
-// watch is a hook that counts the pipelines and their commands, and keeps the value of the last context.
+// watch is a hook that counts the pipelines and their commands, and keeps the value of the last
+// context.
 type watch struct {
 	pipelines, commands atomic.Int64
 	value               atomic.Value
@@ -36,8 +37,8 @@ func (w *watch) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// A hook sees the values of a lone caller's context, and the texts of the commands. Commands of many
-// callers travel together.
+// A hook sees the values of a lone caller's context, and the texts of the commands. Commands of
+// many callers travel together.
 func TestHooksOfAPassedClient(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	rdb := srv.Client()

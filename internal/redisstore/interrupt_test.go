@@ -33,8 +33,8 @@ func TestCallsOfAPassedClientEndWithTheirContext(t *testing.T) {
 	callsEnd(t, through(t, srv.Addr, false), srv)
 }
 
-// callsEnd pauses srv, which has the slot of the key k, and tests that calls end. Only the first one
-// has a connection that the server has answered on.
+// callsEnd pauses srv, which has the slot of the key k, and tests that calls end. Only the first
+// call may find a connection; after cutWires, it notices that the connection has ended.
 func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
 	if s.opened != nil {
 		defer s.opened.timeout.Store(s.opened.timeout.Swap(int64(hour))) // of a dial
@@ -59,7 +59,7 @@ func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
 					ctx, cancel := e.Start(t.Context())
 					defer cancel()
 					err := way.add(ctx, s, "k").Err
-					ends := e.Match(err) || way.name == "RunEach" && errors.Is(err, os.ErrDeadlineExceeded)
+					ends := e.Match(err) || way.name == "RunEach" && isTimeout(err)
 					if !ends || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
 						t.Errorf("%s: %s: got %v", what, way.name, err)
 					}
@@ -69,6 +69,9 @@ func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
 		}
 	}
 }
+
+// isTimeout reports whether RunEach has ended with its context, however that ended.
+func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
 // An interrupt ends no call of another caller and no later call, and no caller gets the reply to
 // another call.
@@ -80,7 +83,8 @@ func TestInterruptsEndOnlyTheirOwnCall(t *testing.T) {
 			caller := func(i int) {
 				key, last := fmt.Sprint("key", i), int64(i*million)
 				await.Value(s.Do(t.Context(), "set", key, fmt.Sprint(last)))
-				patience := 400 * time.Microsecond // of a caller that leaves; adjusted to how long a call takes
+				// How long callers wait that leave. It is adjusted to how long a call takes.
+				patience := 400 * time.Microsecond
 				for n := range calls / callers {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					leaves := n%2 == 0
@@ -96,7 +100,7 @@ func TestInterruptsEndOnlyTheirOwnCall(t *testing.T) {
 						t.Errorf("caller %d got %v after %d", i, r.Value, last)
 					case r.Err != nil && !leaves:
 						t.Errorf("caller %d, which stayed: %v", i, r.Err)
-					case r.Err != nil && !errors.Is(r.Err, context.Canceled) && !errors.Is(r.Err, os.ErrDeadlineExceeded):
+					case r.Err != nil && !errors.Is(r.Err, context.Canceled) && !isTimeout(r.Err):
 						t.Errorf("caller %d, which left: %v", i, r.Err)
 					case r.Err != nil:
 						interrupted.Add(1)
@@ -114,8 +118,8 @@ func TestInterruptsEndOnlyTheirOwnCall(t *testing.T) {
 				wg.Go(func() { caller(i) })
 			}
 			wg.Wait()
-			if interrupted.Load() == 0 || answered.Load() == 0 {
-				t.Errorf("%d calls were interrupted, %d were not, so the test proves nothing", interrupted.Load(), answered.Load())
+			if left, stayed := interrupted.Load(), answered.Load(); left == 0 || stayed == 0 {
+				t.Errorf("%d callers left, %d were answered: the test proves nothing", left, stayed)
 			}
 		}
 	})

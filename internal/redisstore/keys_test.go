@@ -16,9 +16,10 @@ import (
 )
 
 // odd are keys with braces, and keys that look like derived keys.
-var odd = append(strings.Fields(`a 123456789 { } {} }{ a{b}c a{}b {}{a} a}b a}b{c}d {a}b}c {{a}} {a{b} a{b x}{y
-	k hasp: hasp:{ hasp:{} hasp:{a}:fence:a hasp:{a}:lock:a hasp:{a hasp:{x}:fence:k hasp:{x}:lock:k`),
-	"", "\x00\r\n", "\U0001f512", "\xff{\xfe}\xfd", strings.Repeat("{}", 500), strings.Repeat("}", 1000))
+var odd = append(strings.Fields(`a 123456789 { } {} }{ a{b}c a{}b {}{a} a}b a}b{c}d {a}b}c {{a}}
+	{a{b} a{b x}{y k hasp: hasp:{ hasp:{} hasp:{a hasp:{a}:fence:a hasp:{a}:lock:a hasp:{x}:fence:k
+	hasp:{x}:lock:k`), "", "\x00\r\n", "\U0001f512", "\xff{\xfe}\xfd",
+	strings.Repeat("{}", 500), strings.Repeat("}", 1000))
 
 func TestDerivedKeysShareTheSlotOfTheLock(t *testing.T) {
 	for _, key := range slices.Concat(odd, random(2000)) {
@@ -31,8 +32,8 @@ func TestDerivedKeysShareTheSlotOfTheLock(t *testing.T) {
 
 // The slots are compared with those that a server reports.
 func TestSlotIsThatOfRedis(t *testing.T) {
-	rdb := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}}).Client()
-	pipe := rdb.Pipeline()
+	srv := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}})
+	pipe := srv.Client().Pipeline()
 	want := map[string]*redis.IntCmd{}
 	for _, key := range slices.Concat(odd, random(300)) {
 		want[key] = pipe.ClusterKeySlot(t.Context(), key)
@@ -49,7 +50,8 @@ func TestSlotIsThatOfRedis(t *testing.T) {
 func TestNamesNeverChange(t *testing.T) {
 	for key, fence := range map[string]string{
 		"k": "hasp:{k}:fence:k", "a{b}c": "hasp:{b}:fence:a{b}c", "a}b": "hasp:{20658}:fence:a}b",
-		"": "hasp:{3560}:fence:", "hasp:7": "hasp:{hasp:7}:fence:hasp:7", "{a}b": "hasp:{a}:fence:{a}b",
+		"": "hasp:{3560}:fence:", "hasp:7": "hasp:{hasp:7}:fence:hasp:7",
+		"{a}b": "hasp:{a}:fence:{a}b",
 	} {
 		if lock, got := LockKey(key), DerivedKey("fence", key); lock != key || got != fence {
 			t.Errorf("%q: got %q and %q", key, lock, got)
@@ -79,8 +81,9 @@ func TestChannel(t *testing.T) {
 	}
 	cluster := New(redis.NewClusterClient(&redis.ClusterOptions{}))
 	for _, key := range []string{"k", "{k}a", "a{}b", "a{b", "{}}", "hasp:{1}:x", "}", ""} {
-		if got := cluster.Channel("grant:me", key); slot.Of(got) != slot.Of(LockKey(key)) || !strings.HasSuffix(got, "}:grant:me") {
-			t.Errorf("key %q: %q is in slot %d, not %d", key, got, slot.Of(got), slot.Of(LockKey(key)))
+		got, want := cluster.Channel("grant:me", key), slot.Of(LockKey(key))
+		if slot.Of(got) != want || !strings.HasSuffix(got, "}:grant:me") {
+			t.Errorf("key %q: %q is in slot %d, not %d", key, got, slot.Of(got), want)
 		}
 	}
 	if a, b := cluster.Channel("n", "{x}a"), cluster.Channel("n", "{x}b"); a != b {
@@ -114,11 +117,13 @@ func TestKeyOfItsName(t *testing.T) {
 		if got, kind, ok := keyOf(LockKey(key)); !ok || got != key || kind != "" {
 			t.Errorf("the lock of %q: got %q, %q, %t", key, got, kind, ok)
 		}
-		if got, kind, ok := keyOf(DerivedKey("places", key)); !ok || got != key || kind != "places" {
+		got, kind, ok := keyOf(DerivedKey("places", key))
+		if !ok || got != key || kind != "places" {
 			t.Errorf("the places of %q: got %q, %q, %t", key, got, kind, ok)
 		}
 	}
-	for _, name := range []string{"hasp:{", "hasp:{}", "hasp:{x}:lock:k", "hasp:{k}:lock:k", "hasp:{x}:places:k", "hasp:{redlock}:mark"} {
+	for _, name := range strings.Fields(`
+		hasp:{ hasp:{} hasp:{x}:lock:k hasp:{k}:lock:k hasp:{x}:places:k hasp:{redlock}:mark`) {
 		if got, kind, ok := keyOf(name); ok {
 			t.Errorf("%q: got %q, %q: hasp makes no such name", name, got, kind)
 		}
@@ -130,7 +135,8 @@ func TestKeyOfItsName(t *testing.T) {
 func TestPatternFindsEveryName(t *testing.T) {
 	for _, key := range []string{"k*", "k?[a]", `k\*`, "hasp:{x", "hasp:{x}:lock:k", "kk"} {
 		for i := range len(key) + 1 {
-			for name, queue := range map[string]string{LockKey(key): "", DerivedKey("places", key): "places"} {
+			queues := map[string]string{LockKey(key): "", DerivedKey("places", key): "places"}
+			for name, queue := range queues {
 				p := pattern(key[:i], queue)
 				if ok, err := path.Match(p, name); p != "" && (!ok || err != nil) {
 					t.Errorf("pattern %q does not match %q: %v", p, name, err)
@@ -148,7 +154,8 @@ func TestRecordsOfAnyAttempt(t *testing.T) {
 	token := strings.Repeat("A", 22)
 	for record, owner := range map[string]string{
 		token + "#me": "me", "kept-" + token + "#me": "me", token + "~2#me": "me", token + "#": "",
-		token + "#a#b": "a#b", "AZaz09-_AZaz09-_#host/1/job": "host/1/job", token + "#\x00\xff": "\x00\xff",
+		token + "#a#b": "a#b", "AZaz09-_AZaz09-_#host/1/job": "host/1/job",
+		token + "#\x00\xff": "\x00\xff",
 	} {
 		if got := Owner(record); got != owner || !hasToken(record) {
 			t.Errorf("owner of %q: got %q, want %q", record, got, owner)

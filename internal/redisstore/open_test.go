@@ -35,26 +35,29 @@ func TestOpenUsesTheDatabase(t *testing.T) {
 	}
 }
 
-// openSays opens each URL. The error must be an outage with the texts beside the URL, and come within
-// the time given. In both, $name stands for the value of name in the map of values.
-func openSays(t *testing.T, values, wants map[string]string) {
+// wrongURL is a URL that cannot be opened, and the texts of its error; see wantsText.
+type wrongURL struct{ url, want string }
+
+// openSays opens each URL. The error must be an outage with the wanted texts, and come within the
+// time given. In both texts, $name stands for the value of name in the map of values.
+func openSays(t *testing.T, values map[string]string, wrong []wrongURL) {
 	value := func(name string) string { return values[name] }
-	for url, want := range wants {
-		t.Run(url, func(t *testing.T) {
+	for _, c := range wrong {
+		t.Run(c.url, func(t *testing.T) {
 			t.Parallel()
 			within := 10 * soon
-			if strings.Contains(url, "$hangs") { // all other servers answer at once
+			if strings.Contains(c.url, "$hangs") { // all other servers answer at once
 				within = 5 * time.Second
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), within)
 			defer cancel()
-			node, params := withParams(os.Expand(url, value))
+			node, params := withParams(os.Expand(c.url, value))
 			returns(t, "Open", func() {
 				s, err := Open(ctx, node, params)
 				if err == nil {
 					s.Close()
 				}
-				wantsOutage(t, err, os.Expand(want, value))
+				wantsOutage(t, err, os.Expand(c.want, value))
 			})
 		})
 	}
@@ -74,33 +77,35 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		"hangs":  redistest.Serve(t, hang),
 		"closes": redistest.Serve(t, func(c net.Conn) { c.Close() }),
 		"page":   redistest.Serve(t, page),
-		"cut":    redistest.Serve(t, parrot("-ERR unknown command 'x', with args beginning with: ")),
+		"cut":    redistest.Serve(t, parrot("-ERR unknown command 'x', with args: ")),
 		"parrot": redistest.Serve(t, parrot("-ERR what do you mean by ")),
 	}
-	wants := map[string]string{
-		"redis://:hunter2@$locked":    "$locked: WRONGPASS … check user and password",
-		"redis://joe:hunter2@$locked": "$locked: WRONGPASS … check user and password",
-		"redis://$locked":             "$locked: NOAUTH … user and password",
-		"redis://joe:hunter2@$plain":  "$plain:  … check user and password",
-		"redis://:hunter2@$dead":      "connection refused … is Redis running there",
-		"unix://$dir/no.sock":         "$dir/no.sock: no such socket … is Redis running",
+	wrong := []wrongURL{
+		{"redis://:hunter2@$locked", "$locked: WRONGPASS … check user and password"},
+		{"redis://joe:hunter2@$locked", "$locked: WRONGPASS … check user and password"},
+		{"redis://$locked", "$locked: NOAUTH … user and password"},
+		{"redis://joe:hunter2@$plain", "$plain: … check user and password"},
+		{"redis://:hunter2@$dead", "connection refused … is Redis running there"},
+		{"unix://$dir/no.sock", "$dir/no.sock: no such socket … is Redis running"},
 
-		"redis://:hunter2@$secure":                  "$secure:  … rediss://",
-		"rediss://:hunter2@$page?ca=$ca":            "$page: TLS handshake … does this port speak TLS … redis://",
-		"rediss://:hunter2@$hangs":                  "TLS handshake … no answer within … does this port speak TLS",
-		"rediss://:hunter2@$secure":                 "$secure: TLS handshake … certificate … ?ca=",
-		"rediss://$secure?server_name=x.org&ca=$ca": "$secure: TLS handshake … x.org … ?server_name=",
+		{"redis://:hunter2@$secure", "$secure: … rediss://"},
+		{"rediss://:hunter2@$page?ca=$ca",
+			"$page: TLS handshake … does this port speak TLS … redis://"},
+		{"rediss://:hunter2@$hangs", "TLS handshake … no answer within … does this port speak TLS"},
+		{"rediss://:hunter2@$secure", "$secure: TLS handshake … certificate … ?ca="},
+		{"rediss://$secure?server_name=x.org&ca=$ca",
+			"$secure: TLS handshake … x.org … ?server_name="},
 
-		"redis://:hunter2@$hangs":  "no answer within … check host and port",
-		"redis://:hunter2@$closes": "closed the connection … rediss://",
-		"redis://:hunter2@$page":   "is that a Redis",
-		"redis://:hunter2@$cut":    "unknown command",
-		"redis://:hunter2@$parrot": "what do you mean … ***",
+		{"redis://:hunter2@$hangs", "no answer within … check host and port"},
+		{"redis://:hunter2@$closes", "closed the connection … rediss://"},
+		{"redis://:hunter2@$page", "is that a Redis"},
+		{"redis://:hunter2@$cut", "unknown command"},
+		{"redis://:hunter2@$parrot", "what do you mean … ***"},
 	}
 	if plain.Real() { // miniredis has every database
-		wants["redis://$plain/999"] = "$plain:  … number of the database"
+		wrong = append(wrong, wrongURL{"redis://$plain/999", "$plain: … number of the database"})
 	}
-	openSays(t, values, wants)
+	openSays(t, values, wrong)
 }
 
 // A user who presses Ctrl-C does not wait for a server that hangs.
@@ -226,10 +231,12 @@ func TestErrorsHaveNoPartOfALongPassword(t *testing.T) {
 func TestNewRefusesClients(t *testing.T) {
 	newDriver := func(*Store, *int) (backend.Driver, error) { return nil, nil }
 	for name, rdb := range map[string]redis.UniversalClient{
-		"nil": nil, "nil Client": (*redis.Client)(nil), "nil ClusterClient": (*redis.ClusterClient)(nil),
-		"Ring": &redis.Ring{},
+		"nil": nil, "nil Client": (*redis.Client)(nil),
+		"nil ClusterClient": (*redis.ClusterClient)(nil),
+		"Ring":              &redis.Ring{},
 	} {
-		if _, err := NewDriver("strategy", rdb, nil, newDriver); !errors.Is(err, backend.ErrInvalid) {
+		_, err := NewDriver("strategy", rdb, nil, newDriver)
+		if !errors.Is(err, backend.ErrInvalid) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -247,7 +254,8 @@ func TestNewRefusesServers(t *testing.T) {
 	}})
 	rdb := evicts.Client()
 	for _, way := range ways {
-		wantsText(t, way.add(t.Context(), New(rdb), "k").Err, evicts.Addr+": it may evict … allkeys-lru")
+		err := way.add(t.Context(), New(rdb), "k").Err
+		wantsText(t, err, evicts.Addr+": it may evict … allkeys-lru")
 	}
 	if n := rdb.Exists(t.Context(), "k").Val(); n != 0 {
 		t.Error("a command was sent")

@@ -45,33 +45,37 @@ func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 		"hangs":     redistest.Serve(t, hang),
 		"page":      redistest.Serve(t, page),
 		"parrot":    redistest.Serve(t, parrot("-ERR what do you mean by ")),
-	}, map[string]string{
-		"redis://$evicts":            "$evicts: it may evict … volatile-lru … set noeviction",
-		"redis://$plain?replicas=1":  "$plain: 0 of 1 replicas",
-		"redis://ann:other@$replica": "$replica: it is a replica of $master … redis-sentinel://",
+	}, []wrongURL{
+		{"redis://$evicts", "$evicts: it may evict … volatile-lru … set noeviction"},
+		{"redis://$plain?replicas=1", "$plain: 0 of 1 replicas"},
+		{"redis://ann:other@$replica", "$replica: it is a replica of $master … redis-sentinel://"},
 
-		"redis-sentinel://ann:hunter2@$dead/m": "redis m: none of 2 sentinels can be used: " +
-			"sentinel 127.0.0.1: … connection refused",
-		"redis-sentinel://ann:hunter2@$hangs/m":              "redis m: sentinel $hangs: no answer within",
-		"redis-sentinel://ann:hunter2@$plain/m":              "sentinel $plain:  … not a sentinel",
-		"redis-sentinel://ann:hunter2@$page/m":               "sentinel $page:  … is that a Redis",
-		"redis-sentinel://ann:hunter2@$sentinels/m":          "sentinel 127.0.0.1: … NOAUTH … sentinel_password",
-		"redis-sentinel://ann:hunter2@$sentinels/not?$right": "redis not: … No such master … check the name",
-		"redis-sentinel://ann:hunter2@$sentinels/m?sentinel_password=hunter2": "sentinel 127.0.0.1: … " +
-			"WRONGPASS … sentinel_password",
-		"redis-sentinel://ann:hunter2@$parrot/m?sentinel_password=hunter2": "what do you mean … ***",
-		"redis-sentinel://ann:hunter2@$sentinels/mymaster?$right": "redis $master: WRONGPASS … " +
-			"check user and password in the URL: redis-sentinel://",
-		"redis-sentinel://ann:other@$sentinels/mymaster?$right&replicas=3": "redis $master: 2 of 3 replicas",
+		{"redis-sentinel://ann:hunter2@$dead/m",
+			"redis m: none of 2 sentinels can be used: sentinel 127.0.0.1: … connection refused"},
+		{"redis-sentinel://ann:hunter2@$hangs/m", "redis m: sentinel $hangs: no answer within"},
+		{"redis-sentinel://ann:hunter2@$plain/m", "sentinel $plain: … not a sentinel"},
+		{"redis-sentinel://ann:hunter2@$page/m", "sentinel $page: … is that a Redis"},
+		{"redis-sentinel://ann:hunter2@$sentinels/m",
+			"sentinel 127.0.0.1: … NOAUTH … sentinel_password"},
+		{"redis-sentinel://ann:hunter2@$sentinels/not?$right",
+			"redis not: … No such master … check the name"},
+		{"redis-sentinel://ann:hunter2@$sentinels/m?sentinel_password=hunter2",
+			"sentinel 127.0.0.1: … WRONGPASS … sentinel_password"},
+		{"redis-sentinel://ann:hunter2@$parrot/m?sentinel_password=hunter2",
+			"what do you mean … ***"},
+		{"redis-sentinel://ann:hunter2@$sentinels/mymaster?$right",
+			"redis $master: WRONGPASS … check user and password in the URL: redis-sentinel://"},
+		{"redis-sentinel://ann:other@$sentinels/mymaster?$right&replicas=3",
+			"redis $master: 2 of 3 replicas"},
 
-		"redis-cluster://ann:hunter2@$dead": "redis cluster: none of 2 nodes can be used: 127.0.0.1: … " +
-			"connection refused",
-		"redis-cluster://ann:hunter2@$hangs": "redis cluster: $hangs: no answer within",
-		"redis-cluster://$plain":             "$plain:  … cluster support disabled … redis://host:port",
-		"redis-cluster://$empty":             "$empty: the cluster is down",
-		"redis-cluster://$partly":            "$partly: CLUSTERDOWN … try again later",
-		"redis-cluster://ann:hunter2@$locked": "$locked: WRONGPASS … " +
-			"check user and password in the URL: redis-cluster://",
+		{"redis-cluster://ann:hunter2@$dead",
+			"redis cluster: none of 2 nodes can be used: 127.0.0.1: … connection refused"},
+		{"redis-cluster://ann:hunter2@$hangs", "redis cluster: $hangs: no answer within"},
+		{"redis-cluster://$plain", "$plain: … cluster support disabled … redis://host:port"},
+		{"redis-cluster://$empty", "$empty: the cluster is down"},
+		{"redis-cluster://$partly", "$partly: CLUSTERDOWN … try again later"},
+		{"redis-cluster://ann:hunter2@$locked",
+			"$locked: WRONGPASS … check user and password in the URL: redis-cluster://"},
 	})
 }
 
@@ -165,7 +169,9 @@ func TestCloseEndsCalls(t *testing.T) {
 							}
 						})
 					}
-					until(t, "calls in progress", func() bool { return name == "the server is down" || busy() >= callers })
+					until(t, "calls in progress", func() bool {
+						return name == "the server is down" || busy() >= callers
+					})
 					returns(t, "Close", func() { s.Close() })
 					returns(t, "the calls", calls.Wait)
 					until(t, "the end of all goroutines", func() bool { return busy() == 0 })

@@ -47,8 +47,8 @@ func begin(ctx context.Context, s *Store, every time.Duration) *load {
 	return l
 }
 
-// few is how many calls an outage may end, of the hundreds that are made during the outage. Without the
-// mechanism that is tested, these are most calls.
+// few is how many calls an outage may end, of the hundreds that are made during the outage. Without
+// the mechanism that is tested, these are most calls.
 const few = 45
 
 // All connections die without an error, as if a firewall had forgotten them. The calls without an
@@ -82,8 +82,8 @@ func TestConnectionsThatDieInSilenceEndFewCalls(t *testing.T) {
 	}
 }
 
-// A master hangs. hasp asks the sentinels although no call has failed yet, and sends the calls that the old
-// master has not received to the new one.
+// A master hangs. hasp asks the sentinels although no call has failed yet, and sends the calls that
+// the old master has not received to the new one.
 func TestAMasterThatHangsEndsFewCalls(t *testing.T) {
 	t.Parallel()
 	for _, replicas := range []string{"0", "1"} {
@@ -131,13 +131,16 @@ func TestAFullServerEndsNoCall(t *testing.T) {
 	calls.Wait()
 }
 
-// After a failover behind one address, the connections lead to a replica. No call and no renewal fails.
+// After a failover behind one address, the connections lead to a replica. No call and no renewal
+// fails.
 func TestAFailoverBehindOneAddressEndsNoCall(t *testing.T) {
 	t.Parallel()
 	keys := numbered("renew", 60)
 	for _, byURL := range []bool{true, false} {
 		for name, once := range map[string]func(ctx context.Context, s *Store) []Reply{
-			"batch": func(ctx context.Context, s *Store) []Reply { return each(ctx, s, counting, keys...) },
+			"batch": func(ctx context.Context, s *Store) []Reply {
+				return each(ctx, s, counting, keys...)
+			},
 			"calls": func(ctx context.Context, s *Store) (replies []Reply) {
 				for _, key := range keys {
 					replies = append(replies, reply(s.Run(ctx, counting, on(key))))
@@ -151,7 +154,9 @@ func TestAFailoverBehindOneAddressEndsNoCall(t *testing.T) {
 				next := redistest.Start(t, &redistest.Options{Real: true})
 				var to atomic.Value
 				to.Store(old.Addr)
-				p := await.Value(faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", to.Load().(string)) }))
+				p := await.Value(faultproxy.Listen(func() (net.Conn, error) {
+					return net.Dial("tcp", to.Load().(string))
+				}))
 				t.Cleanup(p.Close)
 				s := through(t, p.Addr(), byURL)
 				succeeds := func() {
@@ -179,7 +184,8 @@ func TestAFailoverBehindOneAddressEndsNoCall(t *testing.T) {
 	}
 }
 
-// Sentinels may name one master by several addresses, and answer in any order. The connections stay.
+// Sentinels may name one master by several addresses, and answer in any order. The connections
+// stay.
 func TestAMasterWithTwoNamesKeepsItsConnections(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Real: true})

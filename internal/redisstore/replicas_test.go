@@ -137,7 +137,9 @@ func TestRepliesThatTookNothing(t *testing.T) {
 }
 
 func TestPatienceEndsBeforeTheCall(t *testing.T) {
-	for left, most := range map[time.Duration]int64{hour: 2400, time.Second: 800, time.Millisecond: 1, -time.Second: 1} {
+	for left, most := range map[time.Duration]int64{
+		hour: 2400, time.Second: 800, time.Millisecond: 1, -time.Second: 1,
+	} {
 		if got := patience(time.Now().Add(left)); got < 1 || got > most {
 			t.Errorf("%v: got %dms", left, got)
 		}
@@ -191,7 +193,9 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	}
 
 	calls.Go(func() { wants(t, "renewal", taken, each(ctx, s, taking, "renewed")[0]) })
-	until(t, "a renewal reaches the server", func() bool { return master.Exists(ctx, "renewed").Val() == 1 })
+	until(t, "a renewal reaches the server", func() bool {
+		return master.Exists(ctx, "renewed").Val() == 1
+	})
 
 	before := waits(t, master)
 	resume()

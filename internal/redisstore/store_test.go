@@ -64,7 +64,8 @@ func TestSentOnce(t *testing.T) {
 					t.Errorf("%s: no error", key)
 				}
 				count := func() string { return c.direct.Get(ctx, key).Val() }
-				until(t, "the server executes it", func() bool { return count() != "" }) // perhaps late
+				// The server may execute it late.
+				until(t, "it is executed", func() bool { return count() != "" })
 				if n := count(); n != "1" {
 					t.Errorf("%s: executed %s times", key, n)
 				}

@@ -43,7 +43,8 @@ func TestSentinel(t *testing.T) {
 
 	set.Failover()
 	old := first.Client()
-	until(t, "the end of the old master", func() bool { // until then it takes writes, which are lost
+	// Until then the old master takes writes, which are lost.
+	until(t, "the end of the old master", func() bool {
 		return strings.Contains(old.Info(t.Context(), "replication").Val(), "role:slave")
 	})
 	expect(t, s, "after the switch", "OK", "set", "k", "v")
@@ -64,9 +65,13 @@ func TestSentinel(t *testing.T) {
 func claims(p *faultproxy.Proxy, epoch int, hostport string) {
 	host, port, _ := strings.Cut(hostport, ":")
 	p.Forgive()
-	p.Answer("sentinel master", fmt.Sprintf("*8\r\n+config-epoch\r\n+%d\r\n+ip\r\n+%s\r\n+port\r\n+%s\r\n+runid\r\n+run%d\r\n",
-		epoch, host, port, epoch))
-	p.Answer("sentinel get-master-addr", fmt.Sprintf("*2\r\n+%s\r\n+%s\r\n", host, port))
+	array := func(words string) string {
+		all := strings.Fields(words)
+		return fmt.Sprintf("*%d\r\n+%s\r\n", len(all), strings.Join(all, "\r\n+"))
+	}
+	p.Answer("sentinel master", array(fmt.Sprintf("config-epoch %d ip %s port %s runid run%d",
+		epoch, host, port, epoch)))
+	p.Answer("sentinel get-master-addr", array(host+" "+port))
 }
 
 // A master that was demoted may be cut off from the sentinels, and still take writes. So no
@@ -90,7 +95,9 @@ func TestSwitchThatNoCallNotices(t *testing.T) {
 			}
 			return rdb.Get(t.Context(), "k").Val() == fmt.Sprint("v", i)
 		})
-		until(t, "the subscription", func() bool { return rdb.PubSubNumSub(t.Context(), "news").Val()["news"] == 1 })
+		until(t, "the subscription", func() bool {
+			return rdb.PubSubNumSub(t.Context(), "news").Val()["news"] == 1
+		})
 	}
 }
 
@@ -131,8 +138,8 @@ func TestCluster(t *testing.T) {
 	back.Resume()
 }
 
-// othersAnswer runs a script for keys of all masters while one of them hangs. The keys of the others
-// are answered.
+// othersAnswer runs a script for keys of all masters while one of them hangs. The other masters
+// answer.
 func othersAnswer(t *testing.T, s *Store, hung *redistest.Server, has func(key string) bool) {
 	t.Helper()
 	var calls []Call
