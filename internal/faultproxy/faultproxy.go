@@ -141,6 +141,9 @@ func (p *Proxy) Answer(match, reply string) { p.add(rule{match: match, fault: an
 
 func (p *Proxy) add(r rule) { p.locked(func() { p.rules = append(p.rules, r) }) }
 
+// Conns returns how many connections are open.
+func (p *Proxy) Conns() (n int) { p.locked(func() { n = len(p.conns) }); return n }
+
 // Pending returns how many faults have not happened yet.
 func (p *Proxy) Pending() (n int) { p.locked(func() { n = len(p.rules) }); return n }
 

@@ -1,47 +1,54 @@
 package redisstore
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 func TestParse(t *testing.T) {
-	server := func(addr string) address { return address{scheme: "redis", kind: aServer, addrs: []string{addr}} }
-	with := func(a address, set func(a *address)) address { set(&a); return a }
-	for node, want := range map[string]address{
-		"redis://host":                    server("host:6379"),
-		"redis://":                        server("localhost:6379"),
-		"redis://:7000":                   server("localhost:7000"),
-		"redis://host:1/":                 server("host:1"),
-		"rediss://host:1/12":              with(server("host:1"), func(a *address) { a.scheme, a.tls, a.db = "rediss", true, 12 }),
-		"redis://[::1]":                   server("[::1]:6379"),
-		"redis://[fe80::1%eth0]:7/1":      with(server("[fe80::1%eth0]:7"), func(a *address) { a.db = 1 }),
-		"redis://:pw@host":                with(server("host:6379"), func(a *address) { a.password = "pw" }),
-		"redis://ann:p%40%3F%25@host":     with(server("host:6379"), func(a *address) { a.user, a.password = "ann", "p@?%" }),
-		"redis://ann:p@/:#w@[::1]:7/0":    with(server("[::1]:7"), func(a *address) { a.user, a.password = "ann", "p@/:#w" }),
-		"unix:///run/redis.sock":          {scheme: "unix", kind: aSocket, addrs: []string{"/run/redis.sock"}},
-		"unix:///run/a@/b.sock":           {scheme: "unix", kind: aSocket, addrs: []string{"/run/a@/b.sock"}},
-		"unix://ann:p%40w@/run/a@/b.sock": {scheme: "unix", kind: aSocket, addrs: []string{"/run/a@/b.sock"}, user: "ann", password: "p@w"},
-		"redis-sentinel://s1/mymaster":    {scheme: "redis-sentinel", kind: theSentinels, addrs: []string{"s1:26379"}, master: "mymaster"},
-		"rediss-sentinel://ann:p@/w@s1:1,[::1],s3/my%2Fmaster/2": {scheme: "rediss-sentinel", kind: theSentinels, tls: true,
-			addrs: []string{"s1:1", "[::1]:26379", "s3:26379"}, user: "ann", password: "p@/w", master: "my/master", db: 2},
-		"redis-cluster://a":               {scheme: "redis-cluster", kind: aCluster, addrs: []string{"a:6379"}},
-		"rediss-cluster://:pw@a:7000,b/0": {scheme: "rediss-cluster", kind: aCluster, tls: true, addrs: []string{"a:7000", "b:6379"}, password: "pw"},
+	for node, want := range map[string]string{
+		"redis://host":                    "[host:6379]",
+		"redis://":                        "[localhost:6379]",
+		"redis://:7000":                   "[localhost:7000]",
+		"redis://host:1/":                 "[host:1]",
+		"rediss://host:1/12":              "TLS [host:1] db 12",
+		"redis://[::1]":                   "[[::1]:6379]",
+		"redis://[fe80::1%eth0]:7/1":      "[[fe80::1%eth0]:7] db 1",
+		"redis://:pw@host":                "[host:6379] password pw",
+		"redis://ann:p%40%3F%25@host":     "[host:6379] user ann password p@?%",
+		"redis://ann:p@/:#w@[::1]:7/0":    "[[::1]:7] user ann password p@/:#w",
+		"unix:///run/redis.sock":          "[/run/redis.sock]",
+		"unix:///run/a@/b.sock":           "[/run/a@/b.sock]",
+		"unix://ann:p%40w@/run/a@/b.sock": "[/run/a@/b.sock] user ann password p@w",
+		"redis-sentinel://s1/mymaster":    "[s1:26379] master mymaster",
+		"rediss-sentinel://ann:p@/w@s1:1,[::1],s3/my%2Fmaster/2": "" +
+			"TLS [s1:1 [::1]:26379 s3:26379] user ann password p@/w master my/master db 2",
+		"redis-cluster://a":               "[a:6379]",
+		"rediss-cluster://:pw@a:7000,b/0": "TLS [a:7000 b:6379] password pw",
 	} {
-		got, err := parse(node)
-		if !reflect.DeepEqual(got, want) || err != nil {
-			t.Errorf("%s: got %+v, %v; want %+v", node, got, err, want)
+		a, err := parse(node)
+		got := fmt.Sprint(a.addrs)
+		if a.tls {
+			got = "TLS " + got
 		}
-		if addr, err := Address(node); addr != want.addrs[0] || err != nil {
+		for _, part := range []struct{ name, value string }{
+			{" user ", a.user}, {" password ", a.password}, {" master ", a.master},
+		} {
+			if part.value != "" {
+				got += part.name + part.value
+			}
+		}
+		if a.db != 0 {
+			got += fmt.Sprint(" db ", a.db)
+		}
+		if got != want || err != nil {
+			t.Errorf("%s: got %s, %v; want %s", node, got, err, want)
+		}
+		if addr, err := Address(node); addr != a.addrs[0] || err != nil {
 			t.Errorf("%s: the address: got %q, %v", node, addr, err)
 		}
 	}
@@ -79,71 +86,68 @@ func TestParseRefusesWithoutShowingSecrets(t *testing.T) {
 		"redis-sentinels://ann:hunter2@s1/m":     "want redis://",
 	} {
 		_, err := Address(node)
-		refuses(t, node, err, want)
+		wantsInvalid(t, node, err, want)
 	}
 }
 
-// refuses fails the test unless err is ErrInvalid, names what is wanted, and has neither
+// wantsInvalid fails the test unless err is ErrInvalid, names what is wanted, and has neither
 // the user nor the password of the URL.
-func refuses(t *testing.T, url string, err error, want string) {
+func wantsInvalid(t *testing.T, url string, err error, want string) {
 	t.Helper()
-	if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(fmt.Sprint(err), want) {
-		t.Errorf("%s: got %v, want ErrInvalid about %q", url, err, want)
+	if wantsText(t, err, want); !errors.Is(err, backend.ErrInvalid) {
+		t.Errorf("%s: got %v, want ErrInvalid", url, err)
 	}
-	if strings.Contains(fmt.Sprint(err), "hunter2") || strings.Contains(fmt.Sprint(err), "ann") {
+	if strings.Contains(fmt.Sprint(err), "ann") {
 		t.Errorf("%s: %v tells a secret", url, err)
 	}
 }
 
 func TestParamsMustFitTheirScheme(t *testing.T) {
-	for _, c := range []struct {
-		node   string
-		params map[string]string
-		want   string // "" for none
-	}{
-		{"redis://h", nil, ""},
-		{"rediss://h", map[string]string{"ca": "f", "cert": "c", "key": "k", "server_name": "n"}, ""},
-		{"unix:///s", map[string]string{"db": "2"}, ""},
-		{"redis://h", map[string]string{"ca": "f"}, "rediss://"},
-		{"unix:///s", map[string]string{"server_name": "f"}, "rediss://"},
-		{"rediss://h", map[string]string{"key": "k"}, "go together"},
-		{"redis://h", map[string]string{"db": "2"}, "redis://…/2"},
-		{"redis-sentinel://h/m", map[string]string{"db": "2"}, "redis-sentinel://…/2"},
-		{"redis-cluster://h", map[string]string{"db": "2"}, "no databases"},
-		{"rediss-sentinel://h/m", map[string]string{"ca": "f", "sentinel_user": "u", "sentinel_password": "p", "replicas": "2"}, ""},
-		{"rediss-cluster://h", map[string]string{"ca": "f", "replicas": "0"}, ""},
-		{"redis-cluster://h", map[string]string{"ca": "f"}, "rediss://"},
-		{"redis-cluster://h", map[string]string{"sentinel_password": "p"}, "redis-sentinel://"},
-		{"redis-sentinel://h/m", map[string]string{"sentinel_user": "u"}, "sentinel_password"},
-		{"redis://h", map[string]string{"replicas": "-1"}, "replicas"},
-		{"redis://h", map[string]string{"replicas": "some"}, "replicas"},
-		{"redis://h", map[string]string{"allow_eviction": "some"}, "allow_eviction"},
-		{"unix:///s", map[string]string{"db": "two"}, "number of a database"},
+	for url, want := range map[string]string{
+		"redis://h?ca=f":                          "rediss://",
+		"redis-cluster://h?ca=f":                  "rediss://",
+		"unix:///s?server_name=f":                 "rediss://",
+		"rediss://h?key=k":                        "go together",
+		"rediss://h?cert=c":                       "go together",
+		"redis://h?db=2":                          "redis://…/2",
+		"redis-sentinel://h/m?db=2":               "redis-sentinel://…/2",
+		"redis-cluster://h?db=2":                  "no databases",
+		"unix:///s?db=two":                        "number of a database",
+		"redis-cluster://h?sentinel_password=p":   "redis-sentinel://",
+		"redis-sentinel://h/m?sentinel_user=u":    "sentinel_password",
+		"redis://h?replicas=-1":                   "replicas",
+		"redis://h?replicas=some":                 "replicas",
+		"redis://h?allow_eviction=some":           "allow_eviction",
+		"rediss://h?ca=/dev/null":                 "ca: /dev/null holds no certificate",
+		"rediss://h?ca=/no/file":                  "ca: … no such file",
+		"rediss://h?cert=/dev/null&key=/dev/null": "cert=/dev/null",
 	} {
-		a, err := parse(c.node)
-		if err == nil {
-			err = a.setParams(c.params)
-		}
-		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), c.want)) {
-			t.Errorf("%s %v: got %v, want %q", c.node, c.params, err, c.want)
-		}
+		node, params := withParams(url)
+		_, _, err := Prepare(node, params, 0)
+		wantsInvalid(t, url, err, want)
+	}
+	for _, url := range []string{
+		"rediss://h?server_name=n", "unix:///s?db=2", "rediss-cluster://h?replicas=0",
+		"rediss-sentinel://h/m?server_name=n&sentinel_user=u&sentinel_password=p&replicas=2",
+	} {
+		prepared(t, url)
 	}
 }
 
 func TestNodesSplitsLists(t *testing.T) {
-	for list, want := range map[string][]string{
-		"redis://a":                         {"redis://a"},
-		"redis://":                          {"redis://"},
-		"redis://a:1,b:2,c:3":               {"redis://a:1", "redis://b:2", "redis://c:3"},
-		"redis://a,b/7":                     {"redis://a/7", "redis://b/7"},
-		"rediss://:pw@a,[::1]:7,c/0":        {"rediss://:pw@a/0", "rediss://:pw@[::1]:7/0", "rediss://:pw@c/0"},
-		"redis://ann:p@,/:#w@a:1,b:2/3":     {"redis://ann:p@,/:#w@a:1/3", "redis://ann:p@,/:#w@b:2/3"},
-		"unix:///run/a,b.sock":              {"unix:///run/a,b.sock"},
-		"unix://ann:p%40w@/run/a,b@/c.sock": {"unix://ann:p%40w@/run/a,b@/c.sock"},
+	for list, want := range map[string]string{
+		"redis://a":                        "redis://a",
+		"redis://":                         "redis://",
+		"redis://a:1,b:2,c:3":              "redis://a:1 redis://b:2 redis://c:3",
+		"redis://a,b/7":                    "redis://a/7 redis://b/7",
+		"rediss://:p@a,[::1]:7,c/0":        "rediss://:p@a/0 rediss://:p@[::1]:7/0 rediss://:p@c/0",
+		"redis://ann:p@,/:#w@a:1,b:2/3":    "redis://ann:p@,/:#w@a:1/3 redis://ann:p@,/:#w@b:2/3",
+		"unix:///run/a,b.sock":             "unix:///run/a,b.sock",
+		"unix://ann:p%40@/run/a,b@/c.sock": "unix://ann:p%40@/run/a,b@/c.sock",
 	} {
 		got, err := Nodes(list)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: got %q, %v; want %q", list, got, err, want)
+		if strings.Join(got, " ") != want || err != nil {
+			t.Errorf("%s: got %q, %v; want %s", list, got, err, want)
 		}
 		for _, node := range got {
 			if _, err := Address(node); err != nil {
@@ -168,26 +172,6 @@ func TestNodesRefusesWithoutShowingSecrets(t *testing.T) {
 		if got != nil {
 			t.Errorf("%s: got %q", list, got)
 		}
-		refuses(t, list, err, want)
-	}
-}
-
-// A server may be down when its URL is parsed, and up when it is used.
-func TestPrepareCallsNoServer(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true, Password: "hunter2"})
-	await.Must(t, srv.Stop())
-	s, probe := prepared(t, srv.URL(), nil, 0)
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
-	defer cancel()
-	if err := probe(ctx); err == nil || !strings.HasPrefix(err.Error(), s.Name()) || strings.Contains(err.Error(), "hunter2") {
-		t.Errorf("a node that is away: %v", err)
-	}
-	await.Must(t, srv.Start(true))
-	if err := probe(ctx); err != nil {
-		t.Errorf("a node that is there again: %v", err)
-	}
-	if v, err := s.Do(ctx, "ping"); v != "PONG" || err != nil {
-		t.Errorf("ping: %v, %v", v, err)
+		wantsInvalid(t, list, err, want)
 	}
 }

@@ -22,13 +22,7 @@ func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
 	replies := make([]Reply, len(commands))
 	at.calls.do(ctx, replies, commands...)
 	for i, r := range replies {
-		if cancelled(ctx, r.Err) {
-			// The outcome is unknown, because the caller has left, and the server may have executed
-			// the command.
-			replies[i].Err = s.named(at.label(), ctx.Err())
-			continue
-		}
-		replies[i].Value, replies[i].Err = s.outcome(at, r)
+		replies[i].Value, replies[i].Err = s.outcome(ctx, at, r)
 	}
 	return replies
 }
@@ -94,7 +88,7 @@ func (s *Store) runGroup(ctx context.Context, at *server, sc *Script, calls []Ca
 				}()
 				continue
 			}
-			v, err := s.outcome(at, r)
+			v, err := s.outcome(ctx, at, r)
 			if err != nil && !whole && redis.HasErrorPrefix(err, unknownScript) {
 				again = append(again, i)
 				continue

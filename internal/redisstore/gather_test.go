@@ -15,23 +15,10 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// passed returns a client as programs usually make it, behind a proxy.
-func passed(t *testing.T) (*redis.Client, *redistest.Server) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	rdb := redis.NewClient(srv.ClientOptions())
-	t.Cleanup(func() { rdb.Close() })
-	return rdb, srv
-}
-
-// A call through any client ends with its context, whatever the settings of the client.
-func TestCallsOfAPassedClientEndWithTheirContext(t *testing.T) {
-	rdb, srv := passed(t)
-	callsEnd(t, New(rdb), srv)
-}
-
 type key struct{}
 
-// watch is a hook that counts the pipelines and their commands, and keeps the value of the last context.
+// watch is a hook that counts the pipelines and their commands, and keeps the value of the last
+// context.
 type watch struct {
 	pipelines, commands atomic.Int64
 	value               atomic.Value
@@ -41,20 +28,20 @@ func (*watch) DialHook(next redis.DialHook) redis.DialHook          { return nex
 func (*watch) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 func (w *watch) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if cmds[0].Name() == "client" {
-			return next(ctx, cmds) // of a new connection
+		if cmds[0].Name() != "client" { // of a new connection
+			w.pipelines.Add(1)
+			w.commands.Add(int64(len(cmds)))
+			w.value.Store(fmt.Sprint(ctx.Value(key{}), " ", cmds[0].Args()))
 		}
-		w.pipelines.Add(1)
-		w.commands.Add(int64(len(cmds)))
-		w.value.Store(fmt.Sprint(ctx.Value(key{}), " ", cmds[0].Args()))
 		return next(ctx, cmds)
 	}
 }
 
-// A hook sees the values of a lone caller's context, and the texts of the commands. Commands of many
-// callers travel together.
+// A hook sees the values of a lone caller's context, and the texts of the commands. Commands of
+// many callers travel together.
 func TestHooksOfAPassedClient(t *testing.T) {
-	rdb, srv := passed(t)
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	rdb := srv.Client()
 	w := &watch{}
 	rdb.AddHook(w)
 	s := New(rdb)
@@ -66,12 +53,8 @@ func TestHooksOfAPassedClient(t *testing.T) {
 	before, commands := w.pipelines.Load(), w.commands.Load()
 	srv.Pause()
 	var calls sync.WaitGroup
-	for i := range 200 {
-		calls.Go(func() {
-			if v, err := s.Do(t.Context(), "incr", fmt.Sprint("n", i)); v != int64(1) || err != nil {
-				t.Errorf("got %v, %v", v, err)
-			}
-		})
+	for _, key := range numbered("n", 200) {
+		calls.Go(func() { wants(t, key, int64(1), reply(s.Do(t.Context(), "incr", key))) })
 	}
 	time.Sleep(50 * time.Millisecond)
 	srv.Resume()
@@ -85,15 +68,11 @@ func TestHooksOfAPassedClient(t *testing.T) {
 func TestACallerThatLeavesEarlySendsNothing(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	s := opened(t, srv.URL(), nil)
-	at := await.Value(s.find(t.Context(), ""))
-	pings(t, s)
 	srv.Pause()
 	var calls sync.WaitGroup
 	until(t, "all flights are under way", func() bool {
 		calls.Go(func() { s.Do(t.Context(), "get", "k") })
-		at.calls.mu.Lock()
-		defer at.calls.mu.Unlock()
-		return len(at.calls.flights) == mostFlights
+		return allFlights(s)
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)

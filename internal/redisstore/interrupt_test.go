@@ -15,11 +15,6 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// Shorter names for the helpers of package redistest.
-const soon = await.Patience
-
-var returns, until = await.Return, await.Until
-
 // stores runs f with Stores that have a URL of each kind.
 func stores(t *testing.T, f func(t *testing.T, s *Store, srv *redistest.Server)) {
 	redistest.EachURL(t, func(t *testing.T, srv *redistest.Server, params map[string]string) {
@@ -31,106 +26,104 @@ func stores(t *testing.T, f func(t *testing.T, s *Store, srv *redistest.Server))
 // connection of the pool, or for the handshakes of a new one.
 func TestCallsEndWithTheirContext(t *testing.T) { stores(t, callsEnd) }
 
-// callsEnd pauses srv, which has the slot of the key k, and tests that calls end.
+// A call through any client ends with its context, whatever the settings of the client.
+func TestCallsOfAPassedClientEndWithTheirContext(t *testing.T) {
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	callsEnd(t, through(t, srv.Addr, false), srv)
+}
+
+// callsEnd pauses srv, which has the slot of the key k, and tests that calls end. Only the first
+// call may find a connection; after cutWires, it notices that the connection has ended.
 func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
+	if s.opened != nil {
+		defer s.opened.timeout.Store(s.opened.timeout.Swap(int64(hour))) // of a dial
+	}
 	for _, e := range redistest.Endings {
-		if _, err := s.Do(t.Context(), "set", "k", "v"); err != nil {
-			t.Fatal(err) // makes a connection as well
-		}
-		srv.Pause()
-		for i, what := range []string{"a read", "a new connection", "a script"} {
-			returns(t, e.Name+": "+what, func() {
-				ctx, cancel := e.Start(t.Context())
-				defer cancel()
-				var err error
-				if i == 2 {
-					_, err = s.Run(ctx, counting, Call{[]string{"{k}n"}, []string{"1"}})
-				} else {
-					_, err = s.Do(ctx, "get", "k")
-				}
-				if !e.Match(err) || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
-					t.Errorf("%s: %s: got %v", e.Name, what, err)
+		for _, cut := range []bool{false, true} {
+			what := fmt.Sprintf("%s, cut=%v", e.Name, cut)
+			returns(t, what+": the server works", func() {
+				if v, err := s.Do(t.Context(), "set", "{k}s", "v"); err != nil {
+					t.Errorf("%s: the server works: got %v, %v", what, v, err)
 				}
 			})
-		}
-		srv.Resume()
-		returns(t, e.Name+": after it", func() {
-			if v, err := s.Do(t.Context(), "get", "k"); v != "v" || err != nil {
-				t.Errorf("%s: after it: got %v, %v", e.Name, v, err)
+			if cut && s.opened != nil {
+				cutWires(s)
 			}
-		})
+			srv.Pause()
+			for _, way := range ways {
+				if s.one == nil && way.name == "DoAll" {
+					continue // needs a single server
+				}
+				returns(t, what+": "+way.name, func() {
+					ctx, cancel := e.Start(t.Context())
+					defer cancel()
+					err := way.add(ctx, s, "k").Err
+					if !e.Match(err) || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
+						t.Errorf("%s: %s: got %v", what, way.name, err)
+					}
+				})
+			}
+			srv.Resume()
+		}
 	}
 }
 
-// An interrupt ends no call of another caller, and no caller gets the reply of another.
+// An interrupt ends no call of another caller and no later call, and no caller gets the reply to
+// another call.
 func TestInterruptsEndOnlyTheirOwnCall(t *testing.T) {
 	stores(t, func(t *testing.T, s *Store, srv *redistest.Server) {
-		const callers, rounds = 12, 250
-		for i := range callers {
-			await.Value(s.Do(t.Context(), "set", fmt.Sprint("key", i), fmt.Sprint("value", i)))
-		}
-		var interrupted atomic.Int64
-		var wg sync.WaitGroup
-		for i := range callers {
-			wg.Go(func() {
-				patience := 400 * time.Microsecond // of the callers that leave; adjusted to how long a call takes
-				for range rounds {
+		for _, callers := range []int{1, 12} {
+			const million, calls = 1_000_000, 6000
+			var interrupted, answered atomic.Int64
+			caller := func(i int) {
+				key, last := fmt.Sprint("key", i), int64(i*million)
+				await.Value(s.Do(t.Context(), "set", key, fmt.Sprint(last)))
+				// How long callers wait that leave. It is adjusted to how long a call takes.
+				patience := 400 * time.Microsecond
+				for n := range calls / callers {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-					leaves := i%2 == 0
+					leaves := n%2 == 0
 					if leaves {
 						time.AfterFunc(rand.N(patience), cancel)
 					}
-					v, err := get(ctx, s, i)
+					r := ways[rand.N(len(ways))].add(ctx, s, key)
 					cancel()
+
+					v, _ := r.Value.(int64)
 					switch {
-					case err == nil && v != fmt.Sprint("value", i):
-						t.Errorf("caller %d got %v", i, v)
-					case err != nil && !leaves:
-						t.Errorf("caller %d, which stayed: %v", i, err)
-					case err != nil && !errors.Is(err, context.Canceled):
-						t.Errorf("caller %d, which left: %v", i, err)
-					case err != nil:
+					case r.Err == nil && (v <= last || v > int64(i*million+calls)):
+						t.Errorf("caller %d got %v after %d", i, r.Value, last)
+					case r.Err != nil && !leaves:
+						t.Errorf("caller %d, which stayed: %v", i, r.Err)
+					case r.Err != nil && !errors.Is(r.Err, context.Canceled):
+						t.Errorf("caller %d, which left: %v", i, r.Err)
+					case r.Err != nil:
 						interrupted.Add(1)
 						patience = min(patience*5/4, time.Second)
+						continue
 					case leaves:
+						answered.Add(1)
 						patience = max(patience*4/5, time.Microsecond)
 					}
+					last = v
 				}
-			})
-		}
-		wg.Wait()
-		if n := interrupted.Load(); n == 0 || n == callers/2*rounds {
-			t.Errorf("%d of %d calls were interrupted, so the test proves nothing", n, callers/2*rounds)
+			}
+			var wg sync.WaitGroup
+			for i := range callers {
+				wg.Go(func() { caller(i) })
+			}
+			wg.Wait()
+			if left, stayed := interrupted.Load(), answered.Load(); left == 0 || stayed == 0 {
+				t.Errorf("%d callers left, %d were answered: the test proves nothing", left, stayed)
+			}
 		}
 	})
-}
-
-// reading is a script that returns the value of its key.
-var reading = NewScript(`return redis.call('GET', KEYS[1])`)
-
-// get reads the key of caller i by a command, a script or a batch.
-func get(ctx context.Context, s *Store, i int) (v any, err error) {
-	key := fmt.Sprint("key", i)
-	switch rand.N(3) {
-	case 0:
-		return s.Run(ctx, reading, Call{Keys: []string{key}})
-	case 1:
-		err = context.Canceled // of a call without a reply
-		s.RunEach(ctx, reading, []Call{{Keys: []string{key}}}, func(_ int, w any, e error) {
-			if v, err = w, e; ctx.Err() != nil && err != nil {
-				err = ctx.Err()
-			}
-		})
-		return v, err
-	}
-	return s.Do(ctx, "get", key)
 }
 
 // The pool must notice that the server has closed a connection before it gives the
 // connection to a caller, because a command is sent once.
 func TestClosedConnectionsAreNotUsed(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	p := srv.Proxy()
+	p := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
 	s := opened(t, "redis://"+p.Addr(), nil)
 	const rounds = 20
 	failed := 0

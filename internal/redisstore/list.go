@@ -277,7 +277,7 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 				// is no longer a master.
 				v, err = sc.s.Send(within, some[i], false, commands[i]...)
 			} else {
-				v, err = sc.s.outcome(sc.at, r)
+				v, err = sc.s.outcome(within, sc.at, r)
 			}
 			if err != nil && !isPrivate(err) {
 				return nil, err

@@ -4,93 +4,91 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// The errors for a wrong URL of several servers say what to do.
 func TestOpenSaysWhatIsWrongWithASet(t *testing.T) {
 	redistest.NeedSets(t)
-	const secret = "hunter2"
-	ann := "ann:" + secret + "@"
-	set := redistest.StartSentinel(t, &redistest.Options{User: "ann", Password: "other", SentinelUser: "sen", SentinelPassword: "right"})
-	sentinels, _, _ := strings.Cut(strings.SplitN(set.URL(), "@", 2)[1], "/")
-	right := map[string]string{"sentinel_user": "sen", "sentinel_password": "right"}
-	plain := redistest.Start(t, &redistest.Options{Own: true})
-	locked := redistest.Start(t, &redistest.Options{Password: "other"})
-	empty := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}})
-	partly := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}})
-	await.Must(t, partly.Client().ClusterAddSlots(t.Context(), 7).Err())
-	broken := redistest.Serve(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") })
-	parrots := redistest.Serve(t, parrot("-ERR what do you mean by "))
-	evicts := redistest.Start(t, &redistest.Options{Own: true, Args: []string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"}})
-	opened(t, evicts.URL(), map[string]string{"allow_eviction": "true"})
-	full := redistest.Start(t, &redistest.Options{Own: true, Args: []string{"--maxmemory", "100mb"}})
-	opened(t, full.URL(), nil)
-	for _, c := range []struct {
-		name, node string
-		params     map[string]string
-		want       []string
-	}{
-		{"may evict", evicts.URL(), nil, []string{evicts.Addr, "volatile-lru", "set noeviction"}},
-		{"a replica", "redis://ann:other@" + set.Servers[1].Addr, nil, []string{set.Servers[1].Addr, "replica of " + set.Servers[0].Addr, "redis-sentinel://"}},
-		{"no sentinel", "redis-sentinel://" + ann + deadPort + ",127.0.0.1:2" + "/m", nil, []string{"redis m: none of 2 sentinels can be used: sentinel 127.0.0.1:", "connection refused"}},
-		{"hung sentinel", "redis-sentinel://" + ann + redistest.Serve(t, hang) + "/m", nil, []string{"redis m: sentinel 127.0.0.1:", "no answer within"}},
-		{"unknown name", "redis-sentinel://" + ann + sentinels + "/theirmaster", right, []string{"theirmaster", "No such master", "check the name"}},
-		{"no password for the sentinels", "redis-sentinel://" + ann + sentinels + "/mymaster", nil, []string{"sentinel 127.0.0.1:", "NOAUTH", "sentinel_password"}},
-		{"wrong password for the sentinels", "redis-sentinel://" + ann + sentinels + "/mymaster", map[string]string{"sentinel_password": secret}, []string{"sentinel 127.0.0.1:", "WRONGPASS", "sentinel_password"}},
-		{"wrong password for the master", "redis-sentinel://" + ann + sentinels + "/mymaster", right, []string{"redis " + set.Servers[0].Addr, "WRONGPASS", "check user and password in the URL: redis-sentinel://"}},
-		{"no sentinel but a Redis", "redis-sentinel://" + ann + plain.Addr + "/mymaster", nil, []string{"sentinel " + plain.Addr, "not a sentinel"}},
-		{"neither", "redis-sentinel://" + ann + broken + "/mymaster", nil, []string{"sentinel " + broken, "is that a Redis"}},
-		{"repeats what it got", "redis-sentinel://" + ann + parrots + "/mymaster", map[string]string{"sentinel_password": secret}, []string{"what do you mean", "***"}},
-		{"too few replicas of the master", strings.Replace(set.URL(), "/0", "", 1), map[string]string{"sentinel_user": "sen", "sentinel_password": "right", "replicas": "3"}, []string{"redis " + set.Servers[0].Addr, "2 of 3 replicas"}},
-		{"no node", "redis-cluster://" + ann + deadPort + ",127.0.0.1:2", nil, []string{"redis cluster: none of 2 nodes can be used: 127.0.0.1:", "connection refused"}},
-		{"hung node", "redis-cluster://" + ann + redistest.Serve(t, hang), nil, []string{"redis cluster: 127.0.0.1:", "no answer within"}},
-		{"no cluster", "redis-cluster://" + plain.Addr, nil, []string{plain.Addr, "cluster support disabled", "redis://host:port"}},
-		{"no slots", "redis-cluster://" + empty.Addr, nil, []string{empty.Addr, "cluster is down"}},
-		{"few slots", "redis-cluster://" + partly.Addr, nil, []string{partly.Addr, "CLUSTERDOWN", "try again later"}},
-		{"wrong password", "redis-cluster://" + ann + locked.Addr, nil, []string{locked.Addr, "WRONGPASS", "check user and password in the URL: redis-cluster://"}},
-		{"too few replicas", plain.URL(), map[string]string{"replicas": "1"}, []string{plain.Addr, "0 of 1 replicas"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			patience := 20 * time.Second
-			if strings.Contains(c.name, "hung") {
-				patience = 5 * time.Second
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			s, err := Open(ctx, c.node, c.params)
-			if err == nil {
-				s.Close()
-				t.Fatal("no error")
-			}
-			wantsOutage(t, err, secret, c.want...)
-		})
+	set := redistest.StartSentinel(t, &redistest.Options{
+		User: "ann", Password: "other", SentinelUser: "sen", SentinelPassword: "right",
+	})
+	_, sentinels, _ := strings.Cut(set.URL(), "@")
+	start := func(args string) *redistest.Server {
+		return redistest.Start(t, &redistest.Options{Own: true, Args: strings.Fields(args)})
 	}
+	evicts := start("--maxmemory 100mb --maxmemory-policy volatile-lru")
+	opened(t, evicts.URL(), map[string]string{"allow_eviction": "true"})
+	opened(t, start("--maxmemory 100mb").URL(), nil)
+	partly := start("--cluster-enabled yes")
+	await.Must(t, partly.Client().ClusterAddSlots(t.Context(), 7).Err())
+
+	openSays(t, map[string]string{
+		"master":    set.Servers[0].Addr,
+		"replica":   set.Servers[1].Addr,
+		"sentinels": strings.TrimSuffix(sentinels, "/mymaster/0"),
+		"right":     "sentinel_user=sen&sentinel_password=right",
+		"evicts":    evicts.Addr,
+		"partly":    partly.Addr,
+		"empty":     start("--cluster-enabled yes").Addr,
+		"locked":    redistest.Start(t, &redistest.Options{Password: "other"}).Addr,
+		"plain":     start("").Addr,
+		"dead":      deadPort + ",127.0.0.1:2",
+		"hangs":     redistest.Serve(t, hang),
+		"page":      redistest.Serve(t, page),
+		"parrot":    redistest.Serve(t, parrot("-ERR what do you mean by ")),
+	}, []wrongURL{
+		{"redis://$evicts", "$evicts: it may evict … volatile-lru … set noeviction"},
+		{"redis://$plain?replicas=1", "$plain: 0 of 1 replicas"},
+		{"redis://ann:other@$replica", "$replica: it is a replica of $master … redis-sentinel://"},
+
+		{"redis-sentinel://ann:hunter2@$dead/m",
+			"redis m: none of 2 sentinels can be used: sentinel 127.0.0.1: … connection refused"},
+		{"redis-sentinel://ann:hunter2@$hangs/m", "redis m: sentinel $hangs: no answer within"},
+		{"redis-sentinel://ann:hunter2@$plain/m", "sentinel $plain: … not a sentinel"},
+		{"redis-sentinel://ann:hunter2@$page/m", "sentinel $page: … is that a Redis"},
+		{"redis-sentinel://ann:hunter2@$sentinels/m",
+			"sentinel 127.0.0.1: … NOAUTH … sentinel_password"},
+		{"redis-sentinel://ann:hunter2@$sentinels/not?$right",
+			"redis not: … No such master … check the name"},
+		{"redis-sentinel://ann:hunter2@$sentinels/m?sentinel_password=hunter2",
+			"sentinel 127.0.0.1: … WRONGPASS … sentinel_password"},
+		{"redis-sentinel://ann:hunter2@$parrot/m?sentinel_password=hunter2",
+			"what do you mean … ***"},
+		{"redis-sentinel://ann:hunter2@$sentinels/mymaster?$right",
+			"redis $master: WRONGPASS … check user and password in the URL: redis-sentinel://"},
+		{"redis-sentinel://ann:other@$sentinels/mymaster?$right&replicas=3",
+			"redis $master: 2 of 3 replicas"},
+
+		{"redis-cluster://ann:hunter2@$dead",
+			"redis cluster: none of 2 nodes can be used: 127.0.0.1: … connection refused"},
+		{"redis-cluster://ann:hunter2@$hangs", "redis cluster: $hangs: no answer within"},
+		{"redis-cluster://$plain", "$plain: … cluster support disabled … redis://host:port"},
+		{"redis-cluster://$empty", "$empty: the cluster is down"},
+		{"redis-cluster://$partly", "$partly: CLUSTERDOWN … try again later"},
+		{"redis-cluster://ann:hunter2@$locked",
+			"$locked: WRONGPASS … check user and password in the URL: redis-cluster://"},
+	})
 }
 
-// A replica is refused at the first call. A server that becomes a replica later refuses writes, with a
-// hint.
-func TestReadOnlyHasAHint(t *testing.T) {
-	redistest.NeedSets(t)
-	set := redistest.StartSentinel(t, nil)
-	s := New(set.Servers[1].Client())
-	_, err := s.Do(t.Context(), "set", "k", "v")
-	wantsOutage(t, err, "hunter2", set.Servers[1].Addr, "it is a replica of", "name the master")
-
-	s.one.fit.Store(true)
-	_, err = s.Do(t.Context(), "set", "k", "v")
-	wantsOutage(t, err, "hunter2", set.Servers[1].Addr, "READONLY", "name the master")
+// openWithout opens a set in which a server hangs, by a context that does not end soon.
+func openWithout(t *testing.T, url string) (s *Store) {
+	t.Helper()
+	returns(t, "Open", func() {
+		ctx, cancel := context.WithTimeout(t.Context(), hour)
+		defer cancel()
+		s = await.Value(Open(ctx, url, nil))
+	})
+	t.Cleanup(func() { s.Close() })
+	return s
 }
 
 // Open passes over a sentinel that is dead and one that hangs.
@@ -104,32 +102,11 @@ func TestSentinelsThatDoNotAnswer(t *testing.T) {
 
 	// If no sentinel answers, Open waits for all of them.
 	set.Sentinels[2].Pause()
-	time.AfterFunc(1500*time.Millisecond, func() { set.Sentinels[1].Resume(); set.Sentinels[2].Resume() })
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	s = await.Value(Open(ctx, set.URL(), nil))
-	s.Close()
-}
-
-// openWithout opens a set in which a server hangs, by a context that does not end soon.
-func openWithout(t *testing.T, url string) (s *Store) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-	defer cancel()
-	opened := make(chan error, 1)
-	go func() {
-		var err error
-		s, err = Open(ctx, url, nil)
-		opened <- err
-	}()
-	select {
-	case err := <-opened:
-		await.Must(t, err)
-	case <-time.After(time.Minute):
-		t.Fatal("Open waits for a server that hangs")
-	}
-	t.Cleanup(func() { s.Close() })
-	return s
+	time.AfterFunc(1500*time.Millisecond, func() {
+		set.Sentinels[1].Resume()
+		set.Sentinels[2].Resume()
+	})
+	openWithout(t, set.URL())
 }
 
 // Open passes over one master of a cluster that hangs.
@@ -151,52 +128,74 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	rdb := away.Client()
 	rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
 	rdb.ConfigSet(t.Context(), "maxmemory", "100mb")
-	if _, err := open(t, set.URL(), nil); err == nil || !strings.Contains(err.Error(), away.Addr+": it may evict") {
-		t.Errorf("a master that may evict: %v", err)
-	}
+	_, err := open(t, set.URL(), nil)
+	wantsOutage(t, err, away.Addr+": it may evict")
 
 	// If the URL or a client names the server alone, the error names the URL of the cluster.
-	_, byURL := open(t, away.URL(), map[string]string{"allow_eviction": "true"})
-	one := New(rdb)
-	one.mayEvict = true
-	_, byClient := one.Do(t.Context(), "get", key)
-	for _, err := range []error{byURL, byClient} {
-		if err == nil || !strings.Contains(err.Error(), "redis-cluster://") {
-			t.Errorf("got %v", err)
+	_, err = open(t, away.URL(), map[string]string{"allow_eviction": "true"})
+	wantsOutage(t, err, "redis-cluster://")
+	rdb.ConfigSet(t.Context(), "maxmemory", "0")
+	_, err = New(rdb).Do(t.Context(), "get", key)
+	wantsOutage(t, err, "redis-cluster://")
+}
+
+// Close ends calls, whether a caller waits for a reply, for a connection, for a flight, or for a
+// search for the servers. It closes all connections.
+func TestCloseEndsCalls(t *testing.T) {
+	for _, url := range []string{"redis://%s", "redis-sentinel://%s/m", "redis-cluster://%s"} {
+		for name, fault := range map[string]func(p *faultproxy.Proxy, s *Store){
+			"the server hangs": func(p *faultproxy.Proxy, s *Store) { p.Stall() },
+			"a dial hangs": func(p *faultproxy.Proxy, s *Store) {
+				p.Stall()
+				cutWires(s)
+			},
+			"the server is down": func(p *faultproxy.Proxy, s *Store) { p.Down() },
+			"the server refuses": func(p *faultproxy.Proxy, s *Store) { p.Answer("", "-ERR no\r\n") },
+		} {
+			for _, callers := range []int{1, 100} { // of one flight, and of several
+				t.Run(fmt.Sprintf("%s, %s, %d", url, name, callers), func(t *testing.T) {
+					p := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
+					s, _ := prepared(t, fmt.Sprintf(url, p.Addr()))
+					if strings.HasPrefix(url, "redis://") {
+						pings(t, s) // connects
+					}
+					fault(p, s)
+					ctx, cancel := context.WithTimeout(t.Context(), hour)
+					defer cancel()
+					var calls sync.WaitGroup
+					for range callers {
+						calls.Go(func() {
+							if _, err := s.Do(ctx, "get", "k"); err == nil {
+								t.Error("no error")
+							}
+						})
+					}
+					if strings.Contains(name, "hangs") {
+						until(t, "calls in progress", func() bool { return busy() >= callers })
+					} else {
+						returns(t, "the calls", calls.Wait)
+					}
+					returns(t, "Close", func() { s.Close() })
+					returns(t, "the calls", calls.Wait)
+					until(t, "the end of all goroutines", func() bool { return busy() == 0 })
+					p.Flow()
+					until(t, "the end of all connections", func() bool { return p.Conns() == 0 })
+					if _, err := s.Do(ctx, "get", "k"); !errors.Is(err, redis.ErrClosed) {
+						t.Errorf("after it: %v", err)
+					}
+				})
+			}
 		}
 	}
 }
 
-// Close ends all goroutines of a topology, also while it searches for servers that do not answer.
-func TestCloseLeavesNothing(t *testing.T) {
-	for _, url := range []string{"redis-sentinel://%s/m", "redis-cluster://%s"} {
-		for _, hung := range []bool{true, false} {
-			addr := deadPort
-			if hung {
-				addr = redistest.Serve(t, hang)
-			}
-			s, _ := prepared(t, fmt.Sprintf(url, addr), nil, 0)
-			waits := make(chan error)
-			go func() { _, err := s.Do(t.Context(), "get", "k"); waits <- err }()
-			until(t, "a search", func() bool { return !hung || running() })
-			returns(t, url, func() { s.Close() })
-			returns(t, url+": a caller that waits", func() {
-				if err := <-waits; err == nil {
-					t.Error("a server was found")
-				}
-			})
-			until(t, "the end", func() bool { return !running() })
-			if _, err := s.Do(t.Context(), "get", "k"); !errors.Is(err, redis.ErrClosed) {
-				t.Errorf("%s: after it: got %v", url, err)
-			}
+// cutWires ends the connections of a Store. go-redis notices this only when the next call begins.
+func cutWires(s *Store) {
+	for _, l := range s.opened.wires {
+		l.mu.Lock()
+		if l.conn != nil {
+			l.conn.rawConn.Close()
 		}
+		l.mu.Unlock()
 	}
-}
-
-// running reports whether a goroutine of a topology exists.
-func running() bool {
-	buf := make([]byte, 1<<20)
-	stacks := string(buf[:runtime.Stack(buf, true)])
-	return strings.Contains(stacks, "redisstore.(*sentinels)") || strings.Contains(stacks, "redisstore.(*Store).find") ||
-		strings.Contains(stacks, "redisstore.(*gather)")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -11,16 +12,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
-
-// taking takes a hold, or reports that the key is held.
-var taking = NewHold(`
-if redis.call('EXISTS', KEYS[1]) == 1 then return {0, 'held'} end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', 600000)
-return {1, 'taken'}`)
 
 // waits returns how often a server got WAIT.
 func waits(t *testing.T, rdb *redis.Client) (n int) {
@@ -31,6 +25,14 @@ func waits(t *testing.T, rdb *redis.Client) (n int) {
 	return n
 }
 
+func holdByCommand(t *testing.T, s *Store, key string) Reply {
+	return reply(s.Send(t.Context(), key, true, "set", key, "v", "px", "600000", "nx"))
+}
+
+func holdByScript(t *testing.T, s *Store, key string) Reply {
+	return reply(s.Run(t.Context(), taking, on(key)))
+}
+
 func TestReplicasConfirm(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
@@ -39,45 +41,28 @@ func TestReplicasConfirm(t *testing.T) {
 		t.Errorf("%d replicas", n)
 	}
 	master, replica := set.Master().Client(), set.Servers[2]
-	calls := make([]Call, 20)
-	for i := range calls {
-		calls[i] = Call{[]string{fmt.Sprint("each", i)}, []string{"v"}}
-	}
-	hold := func(ctx context.Context) (any, error) {
-		return s.Send(ctx, "k", true, "set", "k", "v", "px", "600000", "nx")
-	}
-	run := func(ctx context.Context) (any, error) { return s.Run(ctx, taking, Call{[]string{"r"}, []string{"v"}}) }
+	many := numbered("each", 20)
 
 	// Twice, because at first the server does not know the script.
 	for range 2 {
-		master.Del(t.Context(), "k", "r")
-		if v, err := hold(t.Context()); v != "OK" || err != nil {
-			t.Errorf("hold: got %v, %v", v, err)
-		}
-		if v, err := run(t.Context()); fmt.Sprint(v) != "[1 taken]" || err != nil {
-			t.Errorf("run: got %v, %v", v, err)
-		}
-		if got, err := replica.Client().Get(t.Context(), "r").Result(); got != "v" {
+		await.Must(t, master.FlushDB(t.Context()).Err())
+		wants(t, "hold", "OK", holdByCommand(t, s, "k"))
+		wants(t, "run", taken, holdByScript(t, s, "r"))
+		if got, err := replica.Client().Get(t.Context(), "r").Result(); got != "1" {
 			t.Errorf("a replica has %q, %v", got, err)
 		}
 		before := waits(t, master)
-		for i := range calls {
-			master.Del(t.Context(), calls[i].Keys[0])
+		for i, r := range each(t.Context(), s, taking, many...) {
+			wants(t, many[i], taken, r)
 		}
-		s.RunEach(t.Context(), taking, calls, func(i int, v any, err error) {
-			if fmt.Sprint(v) != "[1 taken]" || err != nil {
-				t.Errorf("runeach: %d: got %v, %v", i, v, err)
-			}
-		})
 		if n := waits(t, master) - before; n != 1 && n != 2 {
 			t.Errorf("asked %d times to wait", n)
 		}
 	}
 	// A command that takes nothing needs no replica.
 	before := waits(t, master)
-	expect(t, s, "do", "v", "get", "k")
-	if _, err := s.Run(t.Context(), counting, Call{[]string{"n"}, []string{"1"}}); err != nil {
-		t.Error(err)
+	for _, way := range ways {
+		wants(t, way.name, int64(1), way.add(t.Context(), s, way.name))
 	}
 	if n := waits(t, master) - before; n != 0 {
 		t.Errorf("asked %d times to wait", n)
@@ -85,49 +70,36 @@ func TestReplicasConfirm(t *testing.T) {
 
 	replica.Pause()
 	defer replica.Resume()
-	unknown := func(what string, err error) {
+	unknown := func(r Reply) {
 		t.Helper()
-		if err == nil || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) || errors.Is(err, backend.ErrInvalid) {
-			t.Errorf("%s: got %v, want an outage", what, err)
-		}
-		if !strings.Contains(fmt.Sprint(err), "1 of 2 replicas") {
-			t.Errorf("%s: %v", what, err)
-		}
+		wantsOutage(t, r.Err, "1 of 2 replicas")
 	}
 	// All at the same time, because each takes as long as a call without a deadline waits.
-	master.Del(t.Context(), "each0")
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		_, err := s.Send(t.Context(), "k2", true, "set", "k2", "v", "px", "600000", "nx")
-		unknown("hold", err)
+		unknown(holdByCommand(t, s, "k2"))
 		if n := master.Exists(t.Context(), "k2").Val(); n != 1 {
 			t.Error("the master did not get the command")
 		}
 	})
+	wg.Go(func() { unknown(holdByScript(t, s, "r2")) })
 	wg.Go(func() {
-		_, err := s.Run(t.Context(), taking, Call{[]string{"r2"}, []string{"v"}})
-		unknown("run", err)
-	})
-	wg.Go(func() {
-		s.RunEach(t.Context(), taking, calls, func(i int, v any, err error) {
-			if i == 0 {
-				unknown("runeach", err)
-			} else if fmt.Sprint(v) != "[0 held]" || err != nil {
-				t.Errorf("runeach: %d: got %v, %v", i, v, err)
-			}
-		})
+		replies := each(t.Context(), s, taking, append(many, "new")...)
+		unknown(replies[len(many)])
+		for i, key := range many {
+			wants(t, key, held, replies[i])
+		}
 	})
 	wg.Wait()
 	// Without the replicas it is still known that a key is held, once the server has
 	// given up the WAIT for earlier writes of the connection.
-	eventually(t, "held", func(ctx context.Context) error {
-		if v, err := hold(ctx); v != nil || err != nil {
-			return fmt.Errorf("hold: got %v, %v", v, err)
-		}
-		if v, err := run(ctx); fmt.Sprint(v) != "[0 held]" || err != nil {
-			return fmt.Errorf("run: got %v, %v", v, err)
-		}
-		return nil
+	until(t, "the command is answered", func() bool {
+		r := holdByCommand(t, s, "k")
+		return r.Value == nil && r.Err == nil
+	})
+	until(t, "the script is answered", func() bool {
+		r := holdByScript(t, s, "r")
+		return reflect.DeepEqual(r.Value, held) && r.Err == nil
 	})
 }
 
@@ -135,46 +107,39 @@ func TestReplicasConfirm(t *testing.T) {
 func replicasConfirm(t *testing.T, set *redistest.Cluster) {
 	t.Helper()
 	s := opened(t, set.URL(), map[string]string{"replicas": "1"})
-	var calls []Call
-	for i := range 30 {
-		calls = append(calls, Call{[]string{fmt.Sprint("each", i)}, []string{"v"}})
+	many := numbered("each", 30)
+	for i, r := range each(t.Context(), s, taking, many...) {
+		wants(t, many[i], taken, r)
 	}
-	s.RunEach(t.Context(), taking, calls, func(i int, v any, err error) {
-		if fmt.Sprint(v) != "[1 taken]" || err != nil {
-			t.Errorf("runeach: %d: got %v, %v", i, v, err)
-		}
-	})
 	finish := set.Move("w")
-	if v, err := s.Send(t.Context(), "w", true, "set", "w", "v", "px", "600000", "nx"); v != "OK" || err != nil {
-		t.Errorf("half-way: got %v, %v", v, err)
-	}
+	wants(t, "half-way", "OK", holdByCommand(t, s, "w"))
 	finish()
-	master := set.Master("w")
-	before := waits(t, master.Client())
-	if v, err := s.Run(t.Context(), taking, Call{[]string{"{w}r"}, []string{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
-		t.Errorf("moved: got %v, %v", v, err)
-	}
-	if n := waits(t, master.Client()) - before; n < 1 {
+	master := set.Master("w").Client()
+	before := waits(t, master)
+	wants(t, "moved", taken, holdByScript(t, s, "{w}r"))
+	if n := waits(t, master) - before; n < 1 {
 		t.Error("the new master was not asked to wait")
 	}
 }
 
-func TestRefused(t *testing.T) {
-	for _, c := range []struct {
-		reply any
-		want  bool
-	}{
-		{nil, true}, {int64(0), true}, {int64(-1), true}, {[]any{int64(0), "x"}, true}, {[]any{int64(-1)}, true}, {[]any{nil, "x"}, true},
-		{int64(1), false}, {"OK", false}, {"0", false}, {[]any{int64(1), "x"}, false}, {[]any{"0"}, false}, {[]any{}, false},
+func TestRepliesThatTookNothing(t *testing.T) {
+	one, none := int64(1), int64(0)
+	for want, replies := range map[bool][]any{
+		true:  {nil, none, -one, []any{none, "x"}, []any{-one}, []any{nil, "x"}},
+		false: {one, "OK", "0", []any{one, "x"}, []any{"0"}, []any{}},
 	} {
-		if got := tookNothing(c.reply); got != c.want {
-			t.Errorf("%#v: got %v", c.reply, got)
+		for _, r := range replies {
+			if tookNothing(r) != want {
+				t.Errorf("%#v: got %v", r, !want)
+			}
 		}
 	}
 }
 
 func TestPatienceEndsBeforeTheCall(t *testing.T) {
-	for left, most := range map[time.Duration]int64{time.Hour: 2400, time.Second: 800, time.Millisecond: 1, -time.Second: 1} {
+	for left, most := range map[time.Duration]int64{
+		hour: 2400, time.Second: 800, time.Millisecond: 1, -time.Second: 1,
+	} {
 		if got := patience(time.Now().Add(left)); got < 1 || got > most {
 			t.Errorf("%v: got %dms", left, got)
 		}
@@ -186,68 +151,50 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
 	// The pool is smaller than the number of callers on any machine.
-	s, probe := prepared(t, set.URL(), map[string]string{"replicas": "2"}, 2)
+	s, probe, err := Prepare(set.URL(), map[string]string{"replicas": "2"}, 2)
+	await.Must(t, err)
+	defer s.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	await.Must(t, probe(ctx))
 	master, replica := set.Master().Client(), set.Servers[2]
-	s.RunEach(ctx, taking, []Call{{[]string{"known"}, []string{"v"}}}, func(_ int, _ any, err error) {
-		await.Must(t, err)
-	})
+	wants(t, "known", taken, each(ctx, s, taking, "known")[0])
 
 	replica.Pause()
 	resume := sync.OnceFunc(replica.Resume)
 	defer resume()
 	var calls sync.WaitGroup
-	hold := func(i int) {
-		calls.Go(func() {
-			if v, err := s.Run(ctx, taking, Call{[]string{fmt.Sprint("k", i)}, []string{"v"}}); fmt.Sprint(v) != "[1 taken]" || err != nil {
-				t.Errorf("hold %d: got %v, %v", i, v, err)
-			}
-		})
+	holds := func(key string) {
+		calls.Go(func() { wants(t, key, taken, reply(s.Run(ctx, taking, on(key)))) })
 	}
-	hold(0)
-	at := await.Value(s.find(ctx, ""))
-	eventually(t, "the hold waits for the replica", func(ctx context.Context) error {
-		if info := master.Info(ctx, "clients").Val(); !strings.Contains(info, "blocked_clients:1\r") {
-			return errors.New(info)
-		}
-		return nil
+	holds("first")
+	until(t, "the hold waits for the replica", func() bool {
+		return strings.Contains(master.Info(ctx, "clients").Val(), "blocked_clients:1\r")
 	})
 
 	// From here on commands travel together. The command of a caller that leaves is not sent.
 	const callers = 100
-	for i := range callers {
-		hold(1 + i)
+	for _, key := range numbered("k", callers) {
+		holds(key)
 	}
 	left, leave := context.WithCancel(ctx)
 	gone := make(chan error, 1)
 	go func() {
-		_, err := s.Run(left, taking, Call{[]string{"left"}, []string{"v"}})
+		_, err := s.Run(left, taking, on("left"))
 		gone <- err
 	}()
-	eventually(t, "all callers wait", func(context.Context) error {
-		at.holds.mu.Lock()
-		defer at.holds.mu.Unlock()
-		if n := len(at.holds.waiting); n != callers+1 {
-			return fmt.Errorf("%d callers", n)
-		}
-		return nil
+	until(t, "all callers wait", func() bool {
+		_, waiting := progress(&s.one.holds)
+		return waiting == callers+1
 	})
 	leave()
 	if err := <-gone; !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that left: got %v", err)
 	}
 
-	calls.Go(func() {
-		s.RunEach(ctx, taking, []Call{{[]string{"renewed"}, []string{"v"}}}, func(_ int, v any, err error) {
-			if fmt.Sprint(v) != "[1 taken]" || err != nil {
-				t.Errorf("renewal: got %v, %v", v, err)
-			}
-		})
-	})
-	eventually(t, "a renewal reaches the server", func(ctx context.Context) error {
-		return master.Get(ctx, "renewed").Err()
+	calls.Go(func() { wants(t, "renewal", taken, each(ctx, s, taking, "renewed")[0]) })
+	until(t, "a renewal reaches the server", func() bool {
+		return master.Exists(ctx, "renewed").Val() == 1
 	})
 
 	before := waits(t, master)
@@ -260,12 +207,8 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	if n := waits(t, master) - before; n > 3 {
 		t.Errorf("the server was asked %d times to wait for its replicas", n)
 	}
-	eventually(t, "no hold waits", func(context.Context) error {
-		at.holds.mu.Lock()
-		defer at.holds.mu.Unlock()
-		if len(at.holds.flights)+len(at.holds.waiting) > 0 {
-			return fmt.Errorf("%d callers wait", len(at.holds.waiting))
-		}
-		return nil
+	until(t, "no hold waits", func() bool {
+		flights, waiting := progress(&s.one.holds)
+		return flights+waiting == 0
 	})
 }

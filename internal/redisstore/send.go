@@ -86,12 +86,6 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 		if r.Err == nil {
 			return r.Value, nil
 		}
-		// Do not send the command to another server, because the caller has left, and the outcome
-		// is unknown.
-		if cancelled(ctx, r.Err) {
-			return nil, s.named(at.label(), ctx.Err())
-		}
-
 		// A server that redirects or refuses a command has not executed it. go-redis follows
 		// redirections, but not of a pipeline with WAIT, which goes to one server. Limit the hops,
 		// because servers that disagree about a slot may redirect to each other without end, and
@@ -104,7 +98,7 @@ func (s *Store) Send(ctx context.Context, key string, kept bool, args ...string)
 			to = at
 		}
 		if to == nil {
-			return s.outcome(at, r)
+			return s.outcome(ctx, at, r)
 		}
 		at = to
 	}
@@ -128,13 +122,13 @@ func (s *Store) ready(ctx context.Context, key string) (*server, error) {
 func (s *Store) checked(ctx context.Context, at *server) error {
 	began := time.Now()
 	err := at.check(ctx)
-	switch {
-	case err == nil, errors.As(err, new(unfitError)):
+	if err == nil || errors.As(err, new(unfitError)) {
 		return err
-	case cancelled(ctx, err):
-		return s.named(at.label(), ctx.Err())
 	}
-	_, err = s.outcome(at, Reply{Err: diagnose(err, s.hints, time.Since(began))})
+	if !cancelled(ctx, err) {
+		err = diagnose(err, s.hints, time.Since(began))
+	}
+	_, err = s.outcome(ctx, at, Reply{Err: err})
 	return err
 }
 
@@ -164,10 +158,14 @@ func cancelled(ctx context.Context, err error) bool {
 // outcome returns a reply, or the reply's error with the name of the server. If the error may mean that
 // another server has the key now, outcome starts a search for the servers. After a READONLY error, the
 // Subscriber connects again.
-func (s *Store) outcome(at *server, r Reply) (any, error) {
+func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 	err := r.Err
-	if err == nil {
+	switch {
+	case err == nil:
 		return r.Value, nil
+	case cancelled(ctx, err):
+		// The server may have executed the command, because the caller has left.
+		return nil, s.named(at.label(), ctx.Err())
 	}
 
 	// Callers check for NOSCRIPT, so do not change this error, even if the text contains a

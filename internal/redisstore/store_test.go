@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,41 +13,36 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
-	"github.com/hasplock/hasp/internal/redisstore/slot"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// counting adds its argument to its key, which so shows how often it ran.
-var counting = NewScript(`return redis.call('INCRBY', KEYS[1], ARGV[1])`)
+// client is a client that a caller may pass.
+type client struct {
+	rdb    redis.UniversalClient
+	proxy  *faultproxy.Proxy // in front of its server
+	direct *redis.Client     // of the same server
+}
 
-// clients runs f with clients that a caller may pass, behind a proxy. They retry as
-// often as go-redis can.
-func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client)) {
-	kinds := map[string]func(o *redis.Options) redis.UniversalClient{
+// clients runs f with clients of each kind. They retry as often as go-redis can.
+func clients(t *testing.T, f func(t *testing.T, c client)) {
+	for name, make := range map[string]func(o *redis.Options) redis.UniversalClient{
 		"plain": func(o *redis.Options) redis.UniversalClient { return redis.NewClient(o) },
 		"autopipeline": func(o *redis.Options) redis.UniversalClient {
 			a := await.Value(redis.NewClient(o).AutoPipeline())
 			return a
 		},
-		"cluster": func(o *redis.Options) redis.UniversalClient {
-			return redis.NewClusterClient(&redis.ClusterOptions{
-				MaxRedirects: 5, MinRetryBackoff: -1, ReadTimeout: o.ReadTimeout, ContextTimeoutEnabled: true, MaxRetries: 5,
-				ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-					return []redis.ClusterSlot{{Start: 0, End: slot.Count - 1, Nodes: []redis.ClusterNode{{Addr: o.Addr}}}}, nil
-				},
-			})
-		},
-	}
-	for name, make := range kinds {
+		"cluster": clusterOf,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			srv := redistest.Start(t, &redistest.Options{Own: true})
-			p := srv.Proxy()
+			c := client{proxy: srv.Proxy(), direct: srv.Client()}
 			o := srv.ClientOptions()
-			o.Addr, o.MaxRetries, o.MinRetryBackoff, o.ReadTimeout = p.Addr(), 5, -1, 3*time.Second
-			rdb := make(o)
-			t.Cleanup(func() { rdb.Close() })
-			f(t, rdb, p, srv.Client())
+			o.Addr, o.MaxRetries, o.MinRetryBackoff = c.proxy.Addr(), 5, -1
+			o.ReadTimeout = 3 * time.Second
+			c.rdb = make(o)
+			t.Cleanup(func() { c.rdb.Close() })
+			f(t, c)
 		})
 	}
 }
@@ -58,31 +52,22 @@ func clients(t *testing.T, f func(t *testing.T, rdb redis.UniversalClient, p *fa
 func TestSentOnce(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply} {
-		clients(t, func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client) {
-			s := New(rdb)
+		clients(t, func(t *testing.T, c client) {
+			s := New(c.rdb)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			ways := map[string]func(key string) error{
-				"do":  func(key string) error { _, err := s.Do(ctx, "incrby", key, "1"); return err },
-				"run": func(key string) error { _, err := s.Run(ctx, counting, Call{[]string{key}, []string{"1"}}); return err },
-				"runeach": func(key string) (err error) {
-					s.RunEach(ctx, counting, []Call{{[]string{key}, []string{"1"}}}, func(_ int, _ any, e error) { err = e })
-					return err
-				},
-			}
-			for name, way := range ways {
-				await.Must(t, way("warm"))
-				key := fmt.Sprint(name, fault)
-				p.Fail(key, fault)
-				if err := way(key); err == nil {
-					t.Errorf("%s: fault %d: no error", name, fault)
+			for _, way := range ways {
+				wants(t, "warm", int64(1), way.add(ctx, s, "warm "+way.name))
+				key := fmt.Sprint(way.name, fault)
+				c.proxy.Fail(key, fault)
+				if r := way.add(ctx, s, key); r.Err == nil {
+					t.Errorf("%s: no error", key)
 				}
-				n := 0 // the server may execute it late
-				for end := time.Now().Add(soon); n == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
-					n, _ = direct.Get(ctx, key).Int()
-				}
-				if n != 1 {
-					t.Errorf("%s: fault %d: executed %d times", name, fault, n)
+				count := func() string { return c.direct.Get(ctx, key).Val() }
+				// The server may execute it late.
+				until(t, "it is executed", func() bool { return count() != "" })
+				if n := count(); n != "1" {
+					t.Errorf("%s: executed %s times", key, n)
 				}
 			}
 		})
@@ -90,33 +75,28 @@ func TestSentOnce(t *testing.T) {
 }
 
 func TestSourceIsSentOnlyToServersThatLackAScript(t *testing.T) {
-	clients(t, func(t *testing.T, rdb redis.UniversalClient, p *faultproxy.Proxy, direct *redis.Client) {
-		s := New(rdb)
+	clients(t, func(t *testing.T, c client) {
+		s := New(c.rdb)
 		await.Value(s.Do(t.Context(), "get", "checked"))
-		calls := make([]Call, 5)
-		for i := range calls {
-			calls[i] = Call{[]string{fmt.Sprintf("each%d", i)}, []string{"1"}}
-		}
-		for round, want := range []string{"5 evalsha, 5 eval", "5 evalsha"} {
-			p.Commands()
-			answered := 0
-			s.RunEach(t.Context(), counting, calls, func(i int, v any, err error) {
-				answered++
-				if v != int64(round+1) {
-					t.Errorf("round %d, call %d: got %v, %v", round, i, v, err)
-				}
-			})
-			if got := tally(p.Commands()); got != want || answered != len(calls) {
-				t.Errorf("round %d: %d answers by %s, want %s", round, answered, got, want)
+		keys := numbered("each", 5)
+		sends := func(want string, count int, keys ...string) {
+			t.Helper()
+			c.proxy.Commands()
+			for _, r := range each(t.Context(), s, counting, keys...) {
+				wants(t, "a call", int64(count), r)
+			}
+			if got := tally(c.proxy.Commands()); got != want {
+				t.Errorf("got %s, want %s", got, want)
 			}
 		}
-		direct.ScriptFlush(t.Context())
-		for _, want := range []string{"1 evalsha, 1 eval", "1 evalsha"} {
-			p.Commands()
-			if _, err := s.Run(t.Context(), counting, Call{[]string{"one"}, []string{"1"}}); err != nil {
-				t.Error(err)
-			}
-			if got := tally(p.Commands()); got != want {
+		sends("5 evalsha, 5 eval", 1, keys...)
+		sends("5 evalsha, 0 eval", 2, keys...)
+
+		c.direct.ScriptFlush(t.Context())
+		for i, want := range []string{"1 evalsha, 1 eval", "1 evalsha, 0 eval"} {
+			c.proxy.Commands()
+			wants(t, "one call", int64(i+1), reply(s.Run(t.Context(), counting, on("one"))))
+			if got := tally(c.proxy.Commands()); got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
 		}
@@ -130,82 +110,7 @@ func tally(commands []string) string {
 		name, _, _ := strings.Cut(c, " ")
 		n[name]++
 	}
-	text := fmt.Sprintf("%d evalsha", n["evalsha"])
-	if n["eval"] > 0 {
-		text += fmt.Sprintf(", %d eval", n["eval"])
-	}
-	return text
-}
-
-// A client without ContextTimeoutEnabled reads for as long as its ReadTimeout,
-// whatever the context says.
-func TestRunEachEndsWithItsContext(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	p := srv.Proxy()
-	o := srv.ClientOptions()
-	o.Addr, o.ReadTimeout, o.MaxRetries = p.Addr(), time.Hour, 3
-	rdb := redis.NewClient(o)
-	s := New(rdb)
-	calls := []Call{{[]string{"a"}, []string{"1"}}, {[]string{"b"}, []string{"1"}}}
-	s.RunEach(t.Context(), counting, calls, func(int, any, error) {})
-
-	for name, end := range map[string]func() (context.Context, context.CancelFunc){
-		"deadline": func() (context.Context, context.CancelFunc) {
-			return context.WithTimeout(t.Context(), 50*time.Millisecond)
-		},
-		"cancel": func() (context.Context, context.CancelFunc) {
-			ctx, cancel := context.WithCancel(t.Context())
-			time.AfterFunc(50*time.Millisecond, cancel)
-			return ctx, cancel
-		},
-	} {
-		p.Fail("evalsha", faultproxy.HangReply)
-		ctx, cancel := end()
-		var over atomic.Bool
-		returns(t, name, func() {
-			s.RunEach(ctx, counting, calls, func(i int, _ any, err error) {
-				if over.Load() {
-					t.Errorf("%s: done was called after the end", name)
-				}
-				if err == nil {
-					t.Errorf("%s: call %d answered", name, i)
-				}
-			})
-		})
-		over.Store(true)
-		cancel()
-	}
-	rdb.Close() // ends the reads that are still in flight
-}
-
-// A master that hangs does not delay the calls for the keys of another.
-func TestRunEachOnAClusterWaitsForEachMasterAlone(t *testing.T) {
-	good := redistest.Start(t, &redistest.Options{Own: true})
-	bad := redistest.Start(t, &redistest.Options{Own: true})
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{
-		ReadTimeout: time.Hour,
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{
-				{Start: 0, End: slot.Count/2 - 1, Nodes: []redis.ClusterNode{{Addr: good.Addr}}},
-				{Start: slot.Count / 2, End: slot.Count - 1, Nodes: []redis.ClusterNode{{Addr: bad.Addr}}},
-			}, nil
-		},
-	})
-	spread(t, New(rdb), bad, func(key string) bool { return slot.Of(key) >= slot.Count/2 })
-	rdb.Close()
-}
-
-func TestErrorsNameTheServerAndKeepTheCause(t *testing.T) {
-	srv := redistest.Start(t, nil)
-	s := New(srv.Client())
-	_, err := s.Do(t.Context(), "nonsense")
-	var reply redis.Error
-	if !errors.As(err, &reply) || !strings.HasPrefix(err.Error(), "redis "+srv.Addr+": ERR") {
-		t.Errorf("got %v", err)
-	}
-	if v, err := s.Do(t.Context(), "get", "no such key"); v != nil || err != nil {
-		t.Errorf("nil: got %v, %v", v, err)
-	}
+	return fmt.Sprintf("%d evalsha, %d eval", n["evalsha"], n["eval"])
 }
 
 func TestCloseClosesOnlyConnectionsOfOpen(t *testing.T) {
@@ -235,22 +140,18 @@ func TestRenewalThroughAClientWhosePoolIsInUse(t *testing.T) {
 	conn := rdb.Conn() // the only connection of the pool
 	defer conn.Close()
 	await.Must(t, conn.Ping(t.Context()).Err())
-	s := New(rdb)
 	if err := rdb.Ping(t.Context()).Err(); !errors.Is(err, redis.ErrPoolTimeout) {
 		t.Fatalf("a command: %v, want %v", err, redis.ErrPoolTimeout)
 	}
-	await.Value(s.Do(t.Context(), "ping"))
 
-	for n := 1; n <= 2; n++ {
-		calls := make([]Call, n)
-		for i := range calls {
-			calls[i] = Call{[]string{fmt.Sprint("lone", i)}, []string{"1"}}
-		}
-		s.RunEach(t.Context(), counting, calls, func(i int, _ any, err error) {
-			if err != nil {
-				t.Errorf("renewal %d of %d: %v", i, n, err)
+	s := New(rdb)
+	pings(t, s)
+	for i := range 2 {
+		for _, r := range each(t.Context(), s, counting, numbered("lone", 1+i)...) {
+			if r.Err != nil {
+				t.Errorf("a renewal: %v", r.Err)
 			}
-		})
+		}
 	}
 }
 
@@ -259,7 +160,7 @@ func TestPasswordThatIsAWordOfAReply(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Password: "script"})
 	s := opened(t, srv.URL(), nil)
 	for range 2 {
-		await.Value(s.Run(t.Context(), counting, Call{[]string{"k"}, []string{"1"}}))
+		await.Value(s.Run(t.Context(), counting, on("k")))
 		srv.Client().ScriptFlush(t.Context())
 	}
 }
@@ -267,24 +168,20 @@ func TestPasswordThatIsAWordOfAReply(t *testing.T) {
 // A server repeats the arguments of a command that it does not know. No error has the
 // password of a client that was passed.
 func TestErrorsOfAPassedClientHaveNoPassword(t *testing.T) {
-	const password = "k7fw2px9"
-	srv := redistest.Start(t, &redistest.Options{Own: true, Real: true, Password: password})
-	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{srv.Addr}, Password: password,
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: srv.Addr}}}}, nil
-		}})
+	srv := redistest.Start(t, &redistest.Options{Real: true, Password: secret})
+	cluster := clusterOf(srv.ClientOptions())
 	defer cluster.Close()
 	for _, rdb := range []redis.UniversalClient{srv.Client(), cluster} {
-		_, err := New(rdb).Do(t.Context(), "no-command", "k", password)
-		if err == nil || !strings.Contains(err.Error(), "***") || strings.Contains(err.Error(), password) {
-			t.Errorf("%T: got %v", rdb, err)
-		}
+		_, err := New(rdb).Do(t.Context(), "no-command", "k", secret)
+		wantsText(t, err, "***")
 	}
 }
 
 // A time to live can be longer than a Duration.
 func TestTermsBeyondADuration(t *testing.T) {
-	for pttl, want := range map[int64]time.Duration{-1: -time.Millisecond, 0: 0, 5: 5 * time.Millisecond, 1<<63 - 1: 100 * 365 * 24 * time.Hour} {
+	for pttl, want := range map[int64]time.Duration{
+		-1: -time.Millisecond, 0: 0, 5: 5 * time.Millisecond, 1<<63 - 1: 100 * 365 * 24 * hour,
+	} {
 		if got := Term(pttl); got != want {
 			t.Errorf("%d: got %v", pttl, got)
 		}
@@ -298,7 +195,7 @@ func TestTermsBeyondADuration(t *testing.T) {
 
 func TestTermsAreRoundedUp(t *testing.T) {
 	for d, want := range map[time.Duration]string{
-		time.Second: "1000", time.Second + 1: "1001", time.Second - 1: "1000", 100 * time.Millisecond: "100", time.Nanosecond: "1",
+		time.Second: "1000", time.Second + 1: "1001", time.Second - 1: "1000", time.Nanosecond: "1",
 	} {
 		if got := Millis(d); got != want {
 			t.Errorf("%v: got %s ms, want %s", d, got, want)
@@ -309,52 +206,31 @@ func TestTermsAreRoundedUp(t *testing.T) {
 func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, nil)
-	s, _ := prepared(t, srv.URL(), nil, 2)
+	s, _ := prepared(t, srv.URL())
 	run := InfoField(srv.Client().Info(t.Context(), "server").Val(), "run_id")
 	for _, key := range []string{t.Name(), strings.Repeat("large", maxShared/5)} {
-		answersEach(t, s, key, run)
-	}
-}
-
-func answersEach(t *testing.T, s *Store, key, run string) {
-	replies := s.DoAll(t.Context(),
-		[]string{"set", key, "one", "px", "60000", "nx"},
-		[]string{"set", key, "two", "px", "60000", "nx"},
-		[]string{"get", key},
-		[]string{"get", key + ":none"},
-		[]string{"lpush", key, "x"},
-		[]string{"exists", key},
-		[]string{"time"})
-	want := []any{"OK", nil, "one", nil, nil, int64(1)}
-	for i, w := range want {
-		if failed := i == 4; replies[i].Value != w || (replies[i].Err != nil) != failed || replies[i].Run != run {
-			t.Errorf("reply %d: %v; want %v by the run %s", i, replies[i], w, run)
+		replies := s.DoAll(t.Context(),
+			[]string{"set", key, "one", "px", "60000", "nx"},
+			[]string{"set", key, "two", "px", "60000", "nx"},
+			[]string{"get", key},
+			[]string{"get", key + ":none"},
+			[]string{"exists", key},
+			[]string{"lpush", key, "x"},
+			[]string{"time"})
+		for i, want := range []any{"OK", nil, "one", nil, int64(1)} {
+			wants(t, fmt.Sprint("reply ", i), want, replies[i])
 		}
-	}
-	if err := replies[4].Err; !strings.HasPrefix(err.Error(), s.Name()+": WRONGTYPE") {
-		t.Errorf("%v does not name the server", err)
-	}
-	if parts, ok := replies[6].Value.([]any); !ok || len(parts) != 2 {
-		t.Errorf("time: %v, %v", replies[6].Value, replies[6].Err)
-	}
-}
-
-// If a caller leaves, the connections of a Store that was opened end its call, and the
-// error says that the context has ended.
-func TestDoAllIsInterrupted(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	proxy := srv.Proxy()
-	s := opened(t, "redis://"+proxy.Addr(), nil)
-	proxy.Stall()
-	defer proxy.Flow()
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(10*time.Millisecond, cancel)
-	returns(t, "a call whose caller has gone", func() {
-		for i, r := range s.DoAll(ctx, []string{"get", "a"}, []string{"get", "b"}) {
-			if r.Err == nil || !strings.Contains(r.Err.Error(), context.Canceled.Error()) {
-				t.Errorf("reply %d: %v, %v", i, r.Value, r.Err)
+		err := replies[5].Err
+		if wantsText(t, err, s.Name()+": WRONGTYPE"); !redis.HasErrorPrefix(err, "WRONGTYPE") {
+			t.Errorf("%v does not keep its cause", err)
+		}
+		if parts, ok := replies[6].Value.([]any); !ok || len(parts) != 2 {
+			t.Errorf("time: %v, %v", replies[6].Value, replies[6].Err)
+		}
+		for i, r := range replies {
+			if r.Run != run {
+				t.Errorf("reply %d is of the run %q, not %q", i, r.Run, run)
 			}
 		}
-	})
+	}
 }

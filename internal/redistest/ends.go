@@ -6,6 +6,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
 // Ending is one way to end the context of a call after a moment.
@@ -40,6 +42,18 @@ var Endings = []Ending{
 	{"deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
 		return context.WithTimeout(ctx, 50*time.Millisecond)
 	}, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
+	{"lazy deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
+		c := lazyctx.WithTimeout(ctx, nil, 50*time.Millisecond)
+		return c, c.End
+	}, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
+	{"quit", func(ctx context.Context) (context.Context, context.CancelFunc) {
+		quit, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		c := lazyctx.WithTimeout(ctx, quit, time.Minute)
+		return c, func() {
+			c.End()
+			cancel()
+		}
+	}, []error{context.Canceled}},
 }
 
 // EachURL runs f once for each kind of URL. It passes a server with a URL of that kind, and the

@@ -20,7 +20,9 @@ func TestListenersFollowTheMaster(t *testing.T) {
 	for _, s := range set.Sentinels {
 		addrs = append(addrs, s.Addr)
 	}
-	failover := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: set.Name, SentinelAddrs: addrs})
+	failover := redis.NewFailoverClient(&redis.FailoverOptions{
+		MasterName: set.Name, SentinelAddrs: addrs,
+	})
 	defer failover.Close()
 	byURL := await.Value(open(t, set.URL(), nil))
 	handedIn := redisstore.New(failover)
@@ -42,7 +44,7 @@ func TestListenersFollowTheMaster(t *testing.T) {
 	for i, e := range both {
 		// It may still be at the old master, which passes on what the new one publishes, while
 		// the other one has two connections to the new master for a moment.
-		until(t, fmt.Sprintf("%d learns that messages may be missing", i), func() bool { return e.count() > 0 })
+		until(t, fmt.Sprint(i, " learns of the gap"), func() bool { return e.count() > 0 })
 	}
 	there()
 }
@@ -87,13 +89,14 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 		}
 	}
 	connections := func(rdb *redis.Client) int {
-		return strings.Count(fmt.Sprint(rdb.Do(t.Context(), "client", "list", "type", "pubsub")), "id=")
+		list := rdb.Do(t.Context(), "client", "list", "type", "pubsub")
+		return strings.Count(list.String(), "id=")
 	}
 	missed := func(name string, n int) {
 		t.Helper()
 		for i, e := range recorders[name] {
 			if e.count() < n {
-				t.Errorf("%d learned %d times that messages may be missing, want %d", i, e.count(), n)
+				t.Errorf("%d learned of %d gaps, want %d", i, e.count(), n)
 			}
 		}
 	}

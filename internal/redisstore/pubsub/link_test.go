@@ -12,7 +12,7 @@ func TestAnswerAfterTheChannelHasMoved(t *testing.T) {
 	b := New(Config{})
 	for name, answer := range map[string]func(k *link) bool{
 		"refused": func(k *link) bool {
-			return k.handle("", "", "", errors.New("LOADING Redis is loading the dataset in memory"))
+			return k.handle("", "", "", errors.New("LOADING Redis loads its data"))
 		},
 		"confirmed": func(k *link) bool { return k.handle("subscribe", "moved", "", nil) },
 	} {

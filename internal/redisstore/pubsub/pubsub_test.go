@@ -25,8 +25,11 @@ import (
 )
 
 const (
-	unused = pubsub.Lingering + 2*pubsub.TickEvery   // how long a subscription without Listeners lasts, at most
-	soon   = pubsub.TickEvery + 100*time.Millisecond // how long it takes to get another connection, at most
+	// unused is how long a subscription without Listeners lasts, at most.
+	unused = pubsub.Lingering + 2*pubsub.TickEvery
+
+	// soon is how long it takes to get another connection, at most.
+	soon = pubsub.TickEvery + 100*time.Millisecond
 )
 
 // listening is a Store in virtual time, with its server.
@@ -59,7 +62,8 @@ func goroutines() string {
 	buf := make([]byte, 4<<20)
 	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
 	all = slices.DeleteFunc(all[1:], func(s string) bool {
-		return !strings.Contains(s, "synctest bubble") || !strings.Contains(s, "redisstore.(*") && !strings.Contains(s, "pubsub.(*")
+		ours := strings.Contains(s, "redisstore.(*") || strings.Contains(s, "pubsub.(*")
+		return !ours || !strings.Contains(s, "synctest bubble")
 	})
 	return strings.Join(all, "\n\n")
 }
@@ -172,7 +176,9 @@ func TestListenReceivesLaterMessages(t *testing.T) {
 		s.publish("a", "four")
 		s.wants(a, "")
 		c := s.listen("c")
-		last := await.Value(s.Listen(t.Context(), "c", "c", func(string, bool) { t.Error("a closed Listener got a message") }))
+		last := await.Value(s.Listen(t.Context(), "c", "c", func(string, bool) {
+			t.Error("a closed Listener got a message")
+		}))
 		c.also = last.Close
 		s.publish("c", "x")
 		s.wants(c, "x")
@@ -336,7 +342,8 @@ func TestAttemptsToConnectAreRare(t *testing.T) {
 						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 						_, err := s.Listen(ctx, "c", "c", ignore)
 						cancel()
-						if err == nil || !strings.HasPrefix(err.Error(), `redis virtual:6379: channel "c": `) {
+						const prefix = `redis virtual:6379: channel "c": `
+						if err == nil || !strings.HasPrefix(err.Error(), prefix) {
 							t.Fatalf("got %v", err)
 						}
 						if name == "down" && errors.Is(err, context.DeadlineExceeded) {
@@ -378,7 +385,7 @@ func TestConnectionIsReplaced(t *testing.T) {
 	for name, text := range map[string]string{
 		"Relisten": "",
 		"READONLY": readOnly,
-		"script":   "ERR Error running script (call to f_0): @user_script:1: @user_script: 1: -" + readOnly,
+		"script":   "ERR Error running script (call to f_0): @user_script: 1: -" + readOnly,
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtually(t, func(t *testing.T, s *listening) {
@@ -483,7 +490,7 @@ func TestCloseEndsListening(t *testing.T) {
 func TestListenNeedsOnlySubscribe(t *testing.T) {
 	virtually(t, func(t *testing.T, s *listening) {
 		for _, command := range []string{"ping", "unsubscribe"} {
-			s.srv.Proxy.Answer(command, "-NOPERM this user has no permissions to run the '"+command+"' command\r\n")
+			s.srv.Proxy.Answer(command, "-NOPERM this user has no right to '"+command+"'\r\n")
 		}
 		a := s.listen("a")
 		for range 10 {
@@ -508,14 +515,15 @@ func TestOneRefusedChannelOfMany(t *testing.T) {
 			refuse := cmd == "SUBSCRIBE" && slices.Contains(args, "bad") && !allowed.Load()
 			if refuse {
 				c.Block(func(w *mini.Writer) {
-					w.WriteError("NOPERM this user has no permissions to access one of the channels")
+					w.WriteError("NOPERM this user has no right to one of the channels")
 				})
 			}
 			return refuse
 		})
 		bad := func() {
 			_, err := s.Listen(t.Context(), "bad", "bad", ignore)
-			if !redis.HasErrorPrefix(err, "NOPERM") || !strings.HasPrefix(err.Error(), `redis virtual:6379: channel "bad": NOPERM`) {
+			const prefix = `redis virtual:6379: channel "bad": NOPERM`
+			if !redis.HasErrorPrefix(err, "NOPERM") || !strings.HasPrefix(err.Error(), prefix) {
 				t.Errorf("got %v", err)
 			}
 		}
@@ -564,7 +572,8 @@ type moving struct {
 }
 
 // movingBetween runs f with a Subscriber over n servers in virtual time.
-func movingBetween(t *testing.T, n int, cluster bool, f func(t *testing.T, s *moving, servers redistest.VirtualServers)) {
+func movingBetween(t *testing.T, n int, cluster bool,
+	f func(t *testing.T, s *moving, servers redistest.VirtualServers)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &moving{t: t, at: map[string]*redis.Client{}}
@@ -651,7 +660,8 @@ func TestListenWhileNoServerIsFound(t *testing.T) {
 		time.Sleep(soon)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := s.Listen(ctx, "a", "a", ignore); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		_, err := s.Listen(ctx, "a", "a", ignore)
+		if err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
 

@@ -56,7 +56,8 @@ func TestListenByAnyClient(t *testing.T) {
 				t.Error("sharded")
 			}
 			rdb := srv.Client()
-			await.Undisturbed(t, pubsub.WriteTimeout/2, func() { rdb.Ping(t.Context()) }, func() string {
+			ping := func() { rdb.Ping(t.Context()) }
+			await.Undisturbed(t, pubsub.WriteTimeout/2, ping, func() string {
 				a, b := listenTo(t, s, name+"a"), listenTo(t, s, name+"b")
 				defer a.Close()
 				defer b.Close()
@@ -75,7 +76,9 @@ func TestListenByAnyClient(t *testing.T) {
 				return ""
 			})
 			s.Close()
-			until(t, "the end of the connection", func() bool { return len(rdb.PubSubChannels(t.Context(), name+"*").Val()) == 0 })
+			until(t, "the end of the connection", func() bool {
+				return len(rdb.PubSubChannels(t.Context(), name+"*").Val()) == 0
+			})
 		})
 	}
 }
@@ -92,7 +95,8 @@ func TestListenByURL(t *testing.T) {
 				returns(t, end.Name, func() {
 					ctx, cancel := end.Start(t.Context())
 					defer cancel()
-					if _, err := s.Listen(ctx, when+end.Name, when+end.Name, e.record); !end.Match(err) {
+					channel := when + end.Name
+					if _, err := s.Listen(ctx, channel, channel, e.record); !end.Match(err) {
 						t.Errorf("%s, %s: got %v", when, end.Name, err)
 					}
 				})
