@@ -170,6 +170,11 @@ func TestAFailoverBehindOneAddressEndsNoCall(t *testing.T) {
 				var warm sync.WaitGroup
 				for range 20 { // many connections
 					warm.Go(succeeds)
+					warm.Go(func() {
+						pipe := s.rdb.Pipeline()
+						pipe.BLPop(t.Context(), 300*time.Millisecond, "nothing")
+						_, _ = pipe.Exec(t.Context())
+					})
 				}
 				warm.Wait()
 
