@@ -150,10 +150,10 @@ var (
 
 // New returns a Client that keeps its locks in the Redis of rdb. rdb is a client of one server, of
 // a cluster, or of the master that sentinels name. It must not be a redis.Ring, which moves keys to
-// other servers while one is down. Close does not close rdb. The settings of rdb apply to pipelines
-// of hasp's commands, which are not retried: see docs/redis.md. If rdb is nil or a redis.Ring, or o
-// is out of range, the error is hasp.ErrInvalid. A server that [hasp.Open] would refuse is refused
-// by the first call to it.
+// other servers while one is down. Close does not close rdb; call it before rdb.Close, because it
+// still releases keys. The settings of rdb apply to pipelines of hasp's commands, which are not
+// retried: see docs/redis.md. If rdb is nil or a redis.Ring, or o is out of range, the error is
+// hasp.ErrInvalid. A server that [hasp.Open] would refuse is refused by the first call to it.
 func New(rdb redis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(rdb, o)
