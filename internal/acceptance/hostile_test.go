@@ -81,8 +81,10 @@ var garbage = map[string]struct {
 	"line without an end":    {reply: "+" + strings.Repeat("x", 2<<20), huge: true},
 	"reply that breaks off":  {reply: "*2\r\n:1\r\n$5\r\nab", hangs: true},
 	"two replies":            {reply: "+FINE\r\n+OK\r\n", apart: true},
-	"a push first":           {reply: ">2\r\n+invalidate\r\n*0\r\n+FINE\r\n"},
-	"a push that is a lie":   {reply: ">3\r\n+message\r\n+x\r\n+y\r\n+FINE\r\n"},
+
+	// With RESP2, go-redis takes a push for a reply, so these are two replies as well.
+	"a push first":         {reply: ">2\r\n+invalidate\r\n*0\r\n+FINE\r\n", apart: true},
+	"a push that is a lie": {reply: ">3\r\n+message\r\n+x\r\n+y\r\n+FINE\r\n", apart: true},
 }
 
 // hostile is a driver whose server sends the replies of a test.
@@ -190,6 +192,9 @@ func (h *hostile) isToldGarbage(t *testing.T, name string) {
 	for what, g := range garbage {
 		if g.huge {
 			continue // go-redis reads replies of any length
+		}
+		if g.apart && strings.Contains(name, "redlock") {
+			continue // its clean-ups of earlier keys share pipelines with other calls
 		}
 		key := "k-" + strings.ReplaceAll(what, " ", "-")
 		for _, got := range h.ask(t, key, g.reply, g.hangs, g.apart || strings.Contains(name, "URL"), !g.apart) {
