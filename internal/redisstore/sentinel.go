@@ -43,7 +43,7 @@ const (
 
 	// maxPause is the longest time for which the result of a search is used while the master or the
 	// sentinels cannot be reached.
-	maxPause = 500 * time.Millisecond
+	maxPause = 200 * time.Millisecond
 )
 
 // masterConn is a connection to a master. It is closed when another server becomes the master.
