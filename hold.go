@@ -393,11 +393,15 @@ const (
 // These constants are how many times the reaper releases a token. If the store has answered the
 // Acquire or the Wait, one release is enough. If the outcome is unknown, the store may carry out
 // the command after the first release. So the reaper makes a second release a Timeout later. At
-// that time the command has arrived, or its connection is dead.
+// that time the command has arrived, or its connection is dead. See also reapSoon.
 const (
 	reapOnce  = 1
 	reapTwice = 2
 )
+
+// reapSoon is how soon a release follows one that has found its token gone, although a call may still
+// write it.
+const reapSoon = 100 * time.Millisecond
 
 // reaper releases tokens that may be in the store although no caller uses them. Such tokens come
 // from calls of unknown outcome, late grants, lost holds, and places in a queue that were given up.
@@ -421,6 +425,7 @@ type reap struct {
 	at     instant       // the time of clock.awake at which the next try is due
 	until  instant       // the time of clock.awake at which the token has expired in the store
 	times  int           // how many more releases must free the token or find it gone
+	soon   bool          // a release has found the token gone, and another one followed soon
 	failed int           // number of releases in a row that failed in another way
 	freed  chan struct{} // closed when the token is not in the store any more; nil if no caller waits for that
 }
@@ -549,14 +554,22 @@ func (r *reaper) try(x *reap) {
 	r.active--
 
 	// A release counts if it freed the token or found it gone. If x.times asks for another release,
-	// that comes a Timeout later.
+	// that comes a Timeout later. But a store that stood still may execute the commands of several
+	// connections in any order, so if the first release finds the token gone, another one follows
+	// soon. Otherwise the token could keep the key for a Timeout.
 	now := r.clock.awake()
-	if settled {
+	switch {
+	case settled && err != nil && x.times == reapTwice && !x.soon:
+		x.over()
+		x.soon = true
+		x.failed = 0
+		x.at = now.add(min(reapSoon, r.opts.Timeout))
+	case settled:
 		x.over()
 		x.times--
 		x.failed = 0
 		x.at = now.add(r.opts.Timeout)
-	} else {
+	default:
 		x.at = now.add(x.backoff(r.opts.Timeout))
 		x.failed++
 	}

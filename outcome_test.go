@@ -51,6 +51,23 @@ func TestReplyLostOnTryLock(t *testing.T) {
 	})
 }
 
+// After a pause, a store may execute the release before the attempt. Then the key is free soon, and not
+// only after a Timeout.
+func TestAttemptAfterItsReleaseKeepsTheKeyShortly(t *testing.T) {
+	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		onlyOnce(f, func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			time.AfterFunc(50*time.Millisecond, func() { _, _ = send() })
+			return backend.Grant{}, errNet
+		})
+		wantOutage(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), errNet)
+		time.Sleep(60 * time.Millisecond)
+		want(t, "while the attempt has the key", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
+		time.Sleep(60 * time.Millisecond)
+		synctest.Wait()
+		freed(t, f, "the attempt still has the key", "k")
+	})
+}
+
 func TestReplyLostOnRelease(t *testing.T) {
 	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
 		l := lockNow(t, c, "k")

@@ -393,7 +393,7 @@ func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
 			t.Errorf("waited and released with %v, want two tokens", released)
 		}
 		for token, n := range released {
-			equal(t, "releases, at once and after Timeout, of "+token, n, 2)
+			equal(t, "releases, at once, soon and after Timeout, of "+token, n, 3)
 		}
 	})
 }
