@@ -67,6 +67,7 @@ func TestAHoldComesBackToTheDriverThatTookIt(t *testing.T) {
 			tr.lose("0", "k")
 			time.Sleep(pause)
 			strategytest.Want(t, "the other driver", renewOne(other, c, time.Second), nil)
+			synctest.Wait() // until node 0 is repaired
 			tr.want(t, "repaired", c, "xxx")
 			time.Sleep(pause)
 			tr.renews(t, fmt.Sprint("again after ", pause), c)
