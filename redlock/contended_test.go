@@ -160,7 +160,7 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 func TestAWaiterPausesAfterItsOwnCleanUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 3, 1)
-		w := &waiting{d: c.drivers[0], c: c.claim(), wake: make(chan struct{}, 1), queue: noLead}
+		w := &waiting{ct: c.drivers[0].ct, c: c.claim(), wake: make(chan struct{}, 1), queue: noLead}
 		w.stand(t.Context(), 0)
 		defer w.stand(t.Context(), noLead)
 		time.Sleep(time.Second)
@@ -170,7 +170,7 @@ func TestAWaiterPausesAfterItsOwnCleanUp(t *testing.T) {
 			default:
 			}
 			began := time.Now()
-			channel := redisstore.DerivedKey("channel", w.c.Key) + ":" + w.d.id
+			channel := redisstore.DerivedKey("channel", w.c.Key) + ":" + w.ct.id
 			await.Must(t, c.vs[0].Direct().Publish(t.Context(), channel, token).Err())
 			<-w.wake
 			if took := time.Since(began); took < least || took > least+minSleep/2 {

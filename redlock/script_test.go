@@ -82,25 +82,16 @@ func TestScripts(t *testing.T) {
 
 // recordScripts are the runs of the scripts for records and fences.
 func recordScripts() []scriptCase {
-	// A set with shorter tokens is no shared record.
 	acquire := []string{"k", "fence", "mark"}
 	renew, release := []string{"k", "mark", "fence"}, []any{"token-of-a-claim", "channel", "token-of-a-claim", ""}
 	queued, lead := []string{"k", "turns", "looks", "waits"}, []string{"k", "fence", "mark", "turns", "looks", "waits"}
 	acquires := source("acquire")
-	shared := source("shared")
-	leads := shared + source("turns", "queue") + acquires
-	now := time.Now().UnixMilli()
+	leads := source("clock", "turns", "queue") + acquires
 	stands := func(waiter string, arrived, looked int64) []string {
 		return []string{fmt.Sprintf("zadd turns @%d %s", arrived, waiter), fmt.Sprintf("zadd looks @%d %s", looked, waiter), "set waits 1"}
 	}
-	renews, inspects := shared+source("own")+source("renew"), source("inspect")
-	joins, releases := shared+source("fence", "join"), source("release")
-	join := []string{"k", "fence", "mark", "intent", "waits"}
-	reader := func(member string, left int64) []string {
-		return []string{fmt.Sprintf("zadd k @%d %s", left, member), "pexpire k 60000"}
-	}
-	ends := func(left int64) string { return fmt.Sprintf("zcount k @%d @%d", left-2000, left+2000) }
-	two := append(reader("token-of-a-claim~2#me", 5000), reader("token-of-a-claims#she", 60000)...)
+	renews, repairs := source("clock", "own", "renew"), source("clock", "repair")
+	releases, breaks, inspects := source("release"), source("clock", "turns", "break"), source("inspect")
 	const denied = `.*(NOPERM|can't run this command|ACL failure in script).*` // by version of the server
 	return []scriptCase{
 		{"acquire: held", acquires, []string{"set k other"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[0 \]`, "get k", "other"},
@@ -133,19 +124,19 @@ func recordScripts() []scriptCase {
 		{"lead: the queue is a list", leads, []string{"lpush turns 1"}, lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[1 .*\]`, "type turns", "list"},
 		{"lead: no right to a queue", leads, append(stands("she", -500, -200), "acl setuser default -zrange"), lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[1 .*\]`, "get k", "token-of-a-claim#me"},
 
-		{"leave", shared + source("turns", "leave"), append(stands("me", -500, -200), stands("she", -400, -200)...), queued, []any{"me", "channel"}, "1", "zrange turns 0 -1", `\[she\]`},
-		{"leave: nobody", shared + source("turns", "leave"), nil, queued, []any{"me", "channel"}, "1", "", ""},
+		{"leave", source("clock", "turns", "leave"), append(stands("me", -500, -200), stands("she", -400, -200)...), queued, []any{"me", "channel"}, "1", "zrange turns 0 -1", `\[she\]`},
+		{"leave: nobody", source("clock", "turns", "leave"), nil, queued, []any{"me", "channel"}, "1", "", ""},
 
-		{"raise: first", renews, []string{"set k token-of-a-claim#me"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "get fence", "5"},
-		{"raise: a mark", renews, []string{"set k token-of-a-claim#me", "set mark run_0_1000"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 run\]`, "get fence", "5"},
-		{"raise: higher", renews, []string{"set k token-of-a-claim#me", "set fence 4"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "get fence", "5"},
-		{"raise: never lower", renews, []string{"set k token-of-a-claim#me", "set fence 6"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "get fence", "6"},
-		{"raise: its term goes on", renews, []string{"set k token-of-a-claim#me", "set fence 6"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "pttl fence", `[89]\d\d\d`},
-		{"raise: the term of the hold stays", renews, []string{"set k token-of-a-claim#me px 1000"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "pttl k", `\d{1,3}|1000`},
-		{"raise: no record", renews, nil, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[0  \d{13}\]`, "get fence", "5"},
-		{"raise: counter is no number", renews, []string{"set fence x"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[-1\]`, "get fence", "x"},
-		{"raise: counter is a list", renews, []string{"lpush fence 1"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[-1\]`, "", ""},
-		{"raise: counter cannot be read", renews, []string{"acl setuser default -getrange"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, denied, "exists fence", "0"},
+		{"raise: first", renews, []string{"set k token-of-a-claim#me"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1  \d{13}\]`, "get fence", "5"},
+		{"raise: a mark", renews, []string{"set k token-of-a-claim#me", "set mark run_0_1000"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1 run \d{13}\]`, "get fence", "5"},
+		{"raise: higher", renews, []string{"set k token-of-a-claim#me", "set fence 4"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1  \d{13}\]`, "get fence", "5"},
+		{"raise: never lower", renews, []string{"set k token-of-a-claim#me", "set fence 6"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1  \d{13}\]`, "get fence", "6"},
+		{"raise: its term goes on", renews, []string{"set k token-of-a-claim#me", "set fence 6"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1  \d{13}\]`, "pttl fence", `[89]\d\d\d`},
+		{"raise: the term of the hold stays", renews, []string{"set k token-of-a-claim#me px 1000"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1  \d{13}\]`, "pttl k", `\d{1,3}|1000`},
+		{"raise: no record", renews, nil, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[0  \d{13}\]`, "get fence", "5"},
+		{"raise: counter is no number", renews, []string{"set fence x"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[-1\]`, "get fence", "x"},
+		{"raise: counter is a list", renews, []string{"lpush fence 1"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[-1\]`, "", ""},
+		{"raise: counter cannot be read", renews, []string{"acl setuser default -getrange"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, denied, "exists fence", "0"},
 
 		{"renew: longer", renews, []string{"set k token-of-a-claim#me px 1000"}, renew, []any{"token-of-a-claim#", 5000, "", 9000}, `\[1 \]`, "pttl k", `[45]\d\d\d`},
 		{"renew: never shorter", renews, []string{"set k token-of-a-claim#me px 90000", "set mark m"}, renew, []any{"token-of-a-claim#", 5000, "", 9000}, `\[1 m\]`, "pttl k", `[89]\d{4}`},
@@ -181,52 +172,22 @@ func recordScripts() []scriptCase {
 		{"keep: no memory", releases, []string{"set k token-of-a-claim#me px 90000", "config set maxmemory 1"}, queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", 5000}, "1", "config set maxmemory 0", "OK"},
 		{"renew: kept", renews, []string{"set k kept-token-of-a-claim#me px 5000"}, renew, []any{"token-of-a-claim#", 90000, "", 9000}, `\[0  \d{13}\]`, "pttl k", `[45]\d\d\d`},
 
-		{"repair", shared + source("repair"), nil, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
-		{"repair: too late", shared + source("repair"), nil, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
-		{"repair: held", shared + source("repair"), []string{"set k other"}, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},
+		{"repair", repairs, nil, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
+		{"repair: too late", repairs, nil, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
+		{"repair: held", repairs, []string{"set k other"}, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},
+		{"repair: its own, shorter", repairs, []string{"set k token-of-a-claim#me px 1000"}, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
+		{"repair: its own, longer", repairs, []string{"set k token-of-a-claim#me px 90000"}, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[89]\d{4}`},
+		{"repair: a list", repairs, []string{"lpush k 1"}, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "type k", "list"},
 
 		{"inspect: free", inspects, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
 		{"inspect: held", inspects, []string{"set k token-of-a-claim#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token-of-a-claim#me 7\]`, "", ""},
 		{"inspect: lists", inspects, []string{"lpush k 1", "lpush fence 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
 
-		{"inspect: readers", inspects, two, []string{"k", "fence"}, nil, `\[\d{5}   token-of-a-claims#she token-of-a-claim~2#me\]`, "", ""},
 		{"inspect: a foreign set", inspects, []string{"zadd k 1 a"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
 
-		{"join: free", joins, []string{"set mark m"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[1 0 m # Server.*\]`, "pttl k", `[45]\d\d\d`},
-		{"join: fenced", joins, []string{"set fence 9000000000000000"}, join, []any{"token-of-a-claim#me", 5000, 9000, ""}, `\[1 9000000000000001  # Server.*\]`, "get fence", "9000000000000001"},
-		{"join: beside readers", joins, two, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[1 0  # Server.*\]`, "zcard k", "3"},
-		{"join: after a reader's end", joins, reader("token-of-an-old-claim#she", -1), join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[1 0  # Server.*\]`, "zrange k 0 -1", `\[token-of-a-claim#me\]`},
-		{"join: never shortens a term", joins, two, join, []any{"token-of-a-claims#she", 100, "", ""}, `\[1 0  # Server.*\]`, ends(60000), "1"},
-		{"join: held", joins, []string{"set k other", "set mark m"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[0 m\]`, "get k", "other"},
-		{"join: a foreign set", joins, []string{"zadd k 1 a"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[0 \]`, "zcard k", "1"},
-		{"join: a caller waits", joins, append(two, "set mark m", "set intent t"), join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[0 m 1\]`, "zcard k", "2"},
-		{"join: held, waits", joins, []string{"set k other", "set mark m"}, join, []any{"token-of-a-claim#me", 5000, "", "me"}, `\[0 m\]`, "pttl waits", `[12]\d{3}`},
-		{"join: an intent, waits", joins, append(two, "set intent t"), join, []any{"token-of-a-claim#me", 5000, "", "me"}, `\[0  1\]`, "exists waits", "1"},
-		{"join: held, does not wait", joins, []string{"set k other"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[0 \]`, "exists waits", "0"},
-		{"join: counter is no number", joins, []string{"set fence x"}, join, []any{"token-of-a-claim#me", 5000, 9000, ""}, `\[-1\]`, "exists k", "0"},
-		{"join: the set gets no end", joins, []string{"acl setuser default -pexpire"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, denied, "exists k", "0"},
-		{"lead: readers, first", leads, two, lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[0  3\]`, "zcard turns", "1"},
-		{"lead: readers, behind", leads, append(stands("she", -500, -200), two...), lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[0  0\]`, "zcard turns", "2"},
-		{"renew: a reader", renews, two, renew, []any{"token-of-a-claim~2#", 30000, "", 9000, "me"}, `\[1 \]`, ends(30000), "1"},
-		{"renew: a reader, never shorter", renews, two, renew, []any{"token-of-a-claims#", 100, "", 9000, "she"}, `\[1 \]`, ends(60000), "1"},
-		{"renew: no reader", renews, two, renew, []any{"other#", 30000, "", 9000, "me"}, `\[0  \d{13}\]`, "zcard k", "2"},
-		{"renew: a foreign set", renews, []string{"zadd k 1 token-of-a-claim#me"}, renew, []any{"token-of-a-claim#", 30000, "", 9000, "me"}, `\[0  \d{13}\]`, "zcard k", "1"},
-		{"renew: a reader's term is over", renews, append(two, reader("token-of-an-old-claim#me", -1)...), renew, []any{"token-of-an-old-claim#", 30000, "", 9000, "me"}, `\[0  \d{13}\]`, "zcard k", "3"},
-		{"repair: a reader", shared + source("repair"), two, []string{"k"}, []any{"token-of-a-claim#me", now + 30000, 1}, "1", "zcard k", "3"},
-		{"repair: a reader, held", shared + source("repair"), []string{"set k other"}, []string{"k"}, []any{"token-of-a-claim#me", now + 30000, 1}, "0", "get k", "other"},
-		{"repair: a reader, too late", shared + source("repair"), nil, []string{"k"}, []any{"token-of-a-claim#me", now - 30000, 1}, "0", "exists k", "0"},
-		{"raise: a reader", renews, two, renew, []any{"token-of-a-claim~2#", 0, "5", 9000, "me"}, `\[1 \]`, "get fence", "5"},
-		{"raise: no reader", renews, two, renew, []any{"token-of-a-claim#", 0, "5", 9000, "me"}, `\[0  \d{13}\]`, "get fence", "5"},
-		{"release: a reader", releases, two, queued, []any{"token-of-a-claim~2#", "channel", "token-of-a-claim", "", "me"}, "1", "zrange k 0 -1", `\[token-of-a-claims#she\]`},
-		{"release: a reader, any attempt", releases, two, queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", "", "me"}, "1", "zrange k 0 -1", `\[token-of-a-claims#she\]`},
-		{"release: the last reader", releases, append(stands("d~she", -500, -200), reader("token-of-a-claim#me", 5000)...), queued, []any{"token-of-a-claim#", "channel", "token-of-a-claim", "", "me"}, "2", "exists k", "0"},
-		{"release: no reader", releases, two, queued, []any{"other", "channel", "token-of-a-claim", "", "me"}, "0", "zcard k", "2"},
-		{"release: a foreign set", releases, []string{"zadd k 1 token-of-a-claim#me"}, queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", "", "me"}, "0", "zcard k", "1"},
-		{"release: a reader, held", releases, []string{"set k token-of-a-claim#me"}, queued, []any{"token-of-a-claim#", "channel", "token-of-a-claim", "", "me"}, "0", "get k", "token-of-a-claim#me"},
-
-		{"break", shared + source("turns", "break"), []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
-		{"break: free", shared + source("turns", "break"), nil, queued, []any{"channel", "broken"}, "0", "", ""},
-		{"break: cannot publish", shared + source("turns", "break"), []string{"set k other", "acl setuser default -publish"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
+		{"break", breaks, []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
+		{"break: free", breaks, nil, queued, []any{"channel", "broken"}, "0", "", ""},
+		{"break: cannot publish", breaks, []string{"set k other", "acl setuser default -publish"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
 	}
 }
 
@@ -247,18 +208,19 @@ func markScripts(run string, now time.Time) []scriptCase {
 		return scriptCase{"mark: " + name, source("mark"), before, []string{"mark"}, args, `\[` + mark + " " + run + ` \d{13}\]`, "get mark", mark}
 	}
 	past := ms(-500)
-	args := []any{1000000, 0, "", 0, ""}
-	durable := []any{1000000, 1, "", 0, ""}
+	args := []any{1000000, "", 0, ""}
 	cases := []scriptCase{
 		all("none", nil, args, run+" "+about(1000)+" 1000000"),
 		all("not of hasp", []string{"set mark x"}, args, run+" "+about(1000)+" 1000000"),
 		all("of another run", []string{"set mark other_0_3000000"}, args, run+" "+about(3000)+" 3000000"),
-		all("of another run, durable", []string{"set mark other_" + past + "_1000000"}, durable, "other "+past+" 1000000"),
-		all("of another run, durable, roles unknown", []string{"set mark other_" + past + "_1000000", "acl setuser default -info +info|server"}, durable, "other "+past+" 1000000"),
+		all("no right to all of INFO", []string{"acl setuser default -info +info|server"}, args, run+" "+about(1000)+" 1000000"),
+		{"mark: evicts", source("mark"), []string{"config set maxmemory 90mb", "config set maxmemory-policy volatile-lru"}, []string{"mark"}, args, ".*may evict.*", "config set maxmemory-policy noeviction", "OK"},
+		{"mark: may evict", source("mark"), []string{"config set maxmemory 90mb", "config set maxmemory-policy volatile-lru"}, []string{"mark"}, []any{1000000, "", 0, "", 0, 1}, `\[.*\]`, "config set maxmemory-policy noeviction", "OK"},
+		{"mark: a replica", source("mark"), []string{"config set replica-read-only no", "replicaof 127.0.0.1 1"}, []string{"mark"}, args, ".*is a replica.*", "replicaof no one", "OK"},
 		{"mark: has no end", source("mark"), []string{"set mark " + run + "_0_1000000 px 5000"}, []string{"mark"}, args, `\[.*\]`, "pttl mark", "-1"},
-		all("new set", nil, []any{1000000, 0, run, ms(500), ""}, run+" 0 1000000"),
-		all("new set, too late", nil, []any{1000000, 0, run, past, ""}, run+" "+about(1000)+" 1000000"),
-		all("new set, another run", nil, []any{1000000, 0, "other", ms(500), ""}, run+" "+about(1000)+" 1000000"),
+		all("new set", nil, []any{1000000, run, ms(500), ""}, run+" 0 1000000"),
+		all("new set, too late", nil, []any{1000000, run, past, ""}, run+" "+about(1000)+" 1000000"),
+		all("new set, another run", nil, []any{1000000, "other", ms(500), ""}, run+" "+about(1000)+" 1000000"),
 	}
 	for _, c := range []struct{ name, from, known, waited, want string }{
 		{"kept", past, "1000000", "", past + " 1000000"},
@@ -271,7 +233,7 @@ func markScripts(run string, now time.Time) []scriptCase {
 		{"kept, the clock was ahead", ms(9000), "1000000", "", about(1000) + " 1000000"},
 		{"kept, waited", ms(300), "1000000", run + " " + ms(300) + " 1000000", "0 1000000"},
 	} {
-		cases = append(cases, all(c.name, []string{"set mark " + run + "_" + c.from + "_" + c.known}, []any{1000000, 0, "", 0, c.waited}, run+" "+c.want))
+		cases = append(cases, all(c.name, []string{"set mark " + run + "_" + c.from + "_" + c.known}, []any{1000000, "", 0, c.waited}, run+" "+c.want))
 	}
 	return cases
 }

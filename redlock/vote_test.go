@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"maps"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,70 +14,64 @@ import (
 	"github.com/hasplock/hasp/internal/strategytest"
 )
 
+// silent is the vote of a node that does not vote.
+var silent = errors.New("silent")
+
 // last returns the verdict if no vote is pending.
-func last(acquiring bool, n int, count [5]int) verdict {
+func last(taking bool, n int, count map[error]int) error {
 	quorum := n/2 + 1
 	switch {
-	case count[yes] >= quorum && acquiring:
-		return undecided // redsync counts these votes
-	case count[yes] >= quorum:
-		return won
-	case acquiring && count[failed]+count[unknown] > n-quorum:
-		return noQuorum
-	case acquiring || count[no] > n-quorum:
-		return refused
+	case count[nil] >= quorum && taking:
+		return errPending // redsync counts these votes
+	case count[nil] >= quorum:
+		return nil
+	case taking && count[silent] > n-quorum:
+		return errNoQuorum
+	case taking || count[errNo] > n-quorum:
+		return errNo
 	}
-	return noQuorum
+	return errNoQuorum
 }
 
-// sure returns the verdict that all possible pending votes lead to, or undecided.
-func sure(acquiring bool, n int, count [5]int) verdict {
-	if count[pending] == 0 {
-		return last(acquiring, n, count)
+// sure returns the verdict that all possible pending votes lead to, or errPending.
+func sure(taking bool, n int, count map[error]int) error {
+	if count[errPending] == 0 {
+		return last(taking, n, count)
 	}
-	so := verdict(-1)
-	for v := yes; v <= unknown; v++ {
-		next := count
-		next[pending]--
+	var all []error
+	for _, v := range []error{nil, errNo, silent} {
+		next := maps.Clone(count)
+		next[errPending]--
 		next[v]++
-		switch s := sure(acquiring, n, next); {
-		case so == -1:
-			so = s
-		case so != s:
-			return undecided
-		}
+		all = append(all, sure(taking, n, next))
 	}
-	return so
+	if all[0] == all[1] && all[1] == all[2] {
+		return all[0]
+	}
+	return errPending
 }
 
 // Every sequence of votes decides a ballot at the first vote after which the others cannot change
 // the verdict.
 func TestABallotIsDecidedOnceByTheDecidingVote(t *testing.T) {
 	t.Parallel()
-	rules := map[bool]rule{true: acquireRule, false: holdRule}
 	for n := 1; n <= 5; n++ {
-		for acquiring, r := range rules {
+		for _, taking := range []bool{true, false} {
 			for sequence := range 1 << (2 * n) { // two bits for each vote
-				b, count, want := newBallot(make([]*node, n), r), [5]int{pending: n}, undecided
+				b, count, want := newBallot(make([]string, n), taking), map[error]int{errPending: n}, errPending
 				for i := range n {
-					v := yes + vote(sequence>>(2*i)&3)
-					count[pending]--
+					v := []error{nil, errNo, silent, silent}[sequence>>(2*i)&3]
+					count[errPending]--
 					count[v]++
 					before := want
-					if before == undecided {
-						want = sure(acquiring, n, count)
+					if before == errPending {
+						want = sure(taking, n, count)
 					}
 
-					now := b.cast(i, v, nil)
-					over := false
-					select {
-					case <-b.done:
-						over = true
-					default:
-					}
-					if got := b.result(); got != want || now != (before != want) || over != (want != undecided) {
-						t.Fatalf("%d nodes, acquiring %v, sequence %b: verdict %d after vote %d, decided now %v, done %v; want %d",
-							n, acquiring, sequence, got, i, now, over, want)
+					now := b.cast(i, v)
+					if got := b.result(); got != want || now != (before != want) || b.isDecided() != (want != errPending) {
+						t.Fatalf("%d nodes, taking %v, sequence %b: verdict %v after vote %d, decided now %v; want %v",
+							n, taking, sequence, got, i, now, want)
 					}
 				}
 			}
@@ -117,7 +112,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		elsewhere(t, tr.vs[1], "k")
 		tr.each("01", func(v *redistest.VirtualServer) { v.Proxy.Delay(time.Millisecond) }) // they refuse when node 3 has been asked
 		tr.vs[2].Proxy.Fail(c.Token, faultproxy.HoldRequest)
-		if _, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &queueState{}); !errors.Is(err, backend.ErrHeld) {
+		if _, err := tryOnce(t, tr.d, c, 0, noLead); !errors.Is(err, backend.ErrHeld) {
 			t.Fatalf("the first attempt: got %v, want ErrHeld", err)
 		}
 		synctest.Wait()
@@ -126,7 +121,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		}
 		tr.lose("01", "k")
 		tr.each("01", func(v *redistest.VirtualServer) { v.Proxy.Delay(0) })
-		if _, err := tr.d.tryAcquire(t.Context(), c, 1, noLead, &queueState{}); err != nil {
+		if _, err := tryOnce(t, tr.d, c, 1, noLead); err != nil {
 			t.Fatalf("the second attempt: %v", err)
 		}
 		tr.want(t, "held", c, "xxx")
@@ -151,7 +146,7 @@ func TestALeadThatDoesNotVote(t *testing.T) {
 		tr.vs[0].Proxy.Down()
 		elsewhere(t, tr.vs[1], "k")
 		tr.vs[2].Proxy.Delay(5 * time.Millisecond)
-		_, err := tr.d.tryAcquire(t.Context(), aClaim("k"), 0, 0, &queueState{})
+		_, err := tryOnce(t, tr.d, aClaim("k"), 0, 0)
 		strategytest.Want(t, "acquire", err, backend.ErrHeld)
 	})
 }
