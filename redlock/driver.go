@@ -96,7 +96,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 // Wait takes c.Key when it becomes free, and queues until then.
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	return d.ct.wait(ctx, c)
+	return newWaiting(d.ct, c).wait(ctx)
 }
 
 // Renew prolongs holds, and writes them to the nodes that have lost them.

@@ -415,11 +415,18 @@ func (hs *holds) confirm(ctx context.Context, h *hold) (fence uint64, err error)
 		if err != nil {
 			return err
 		}
-		found, _, err := decodeRenewal(n, reply, h.c.Key)
-		if err == nil && !found {
+		found, mark, clock, err := decodeRenewal(n, reply, h.c.Key)
+		from, _, marked := timesOf(mark)
+		switch {
+		case err != nil:
+			return err
+		case !found:
 			return fmt.Errorf("%s: does not have the lock any more, or never had it", n.name)
+		case !marked || from > clock:
+			// It has lost its data since it voted, and a late command has brought the record.
+			return fmt.Errorf("%s: was restarted or has lost its data, so its lock does not count", n.name)
 		}
-		return err
+		return nil
 	})
 	if err != nil && ctx.Err() != nil {
 		// Nodes may still store the fence, which is harmless.

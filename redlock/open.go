@@ -170,8 +170,10 @@ func probe(ctx context.Context, m *members, probes []func(context.Context) error
 		return nil, final
 	case ctx.Err() == context.Canceled && well < m.quorum():
 		return nil, context.Cause(ctx)
-	case final != nil, well < m.quorum():
+	case well < m.quorum():
 		return nil, outage(errs)
+	case final != nil:
+		return nil, fmt.Errorf("a node can never vote: %w", final)
 	case failed:
 		return outage(errs), nil
 	}

@@ -229,6 +229,39 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 	strategytest.Unlock(t, lease)
 }
 
+// A node that answers with an error, or that must not store locks, will not change by waiting. A node
+// that does not answer may be back soon.
+func TestOpenRefusesANodeThatCanNeverVote(t *testing.T) {
+	good := redistest.StartNodes(t, 2, &redistest.Options{Own: true, Real: true})
+	for want, spoil := range map[string]func(srv *redistest.Server){
+		"NOAUTH":     func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "requirepass", "secret") },
+		"evict":      func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru") },
+		"is a repli": func(srv *redistest.Server) { srv.Client().SlaveOf(t.Context(), "127.0.0.1", "1") },
+		"":           (*redistest.Server).Kill,
+	} {
+		srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+		srv.Client().ConfigSet(t.Context(), "maxmemory", "90mb")
+		spoil(srv)
+		var missing []string
+		o := &hasp.Options{Timeout: 20 * time.Second, Observe: func(_ context.Context, e hasp.Event) {
+			if e.Kind == hasp.EventDegraded {
+				missing = append(missing, e.Err.Error())
+			}
+		}}
+		c, err := hasp.Open(t.Context(), "redlock+"+strings.TrimSuffix(good.URL(), "/0")+","+srv.Addr, o)
+		if want != "" {
+			says(t, want, err, false, want, srv.Addr, "can never vote")
+			continue
+		}
+		await.Must(t, err)
+		strategytest.Unlock(t, strategytest.Lock(t, c))
+		c.Close()
+		if len(missing) != 1 || !strings.Contains(missing[0], srv.Addr) {
+			t.Errorf("without a node: got the events %q, want one that names %s", missing, srv.Addr)
+		}
+	}
+}
+
 func TestOpenAsksAQuorum(t *testing.T) {
 	const secret = "hunter2"
 	nodes := redistest.StartNodes(t, 3, &redistest.Options{Password: secret})
@@ -244,7 +277,7 @@ func TestOpenAsksAQuorum(t *testing.T) {
 	_, err = hasp.Open(t.Context(), u, nil)
 	says(t, "one of three is up", err, false, nodes.Proxies[1].Addr(), nodes.Proxies[2].Addr())
 
-	// A node that refuses the password counts as one that is down.
+	// All nodes refuse the password.
 	all := redistest.StartNodes(t, 3, &redistest.Options{Password: "right"})
 	u = strings.Replace(all.URL(), "right", secret, 1)
 	_, err = hasp.Open(t.Context(), "redlock+"+u+"?timeout=20s", nil)

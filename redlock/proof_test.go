@@ -128,6 +128,20 @@ func TestASlowAttemptMayWin(t *testing.T) {
 	})
 }
 
+// A node that has lost its data may have the record from a late command, and not know another hold.
+func TestASlowAttemptNeedsNodesThatHaveKeptTheirData(t *testing.T) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		c := patient("k")
+		finish := tr.slow(t, c)
+		tr.vs[0].Mini.FlushAll()
+		tr.put(t, "k", c.Token+"#"+c.Owner, c.TTL, 0)
+		time.Sleep(2 * attemptTime)
+		if err := finish(); err == nil || errors.Is(err, backend.ErrHeld) {
+			t.Errorf("got %v, want an outage", err)
+		}
+	})
+}
+
 // A is resumed by another driver, which does not reach node 2, and cannot know that the record on
 // node 0 comes from a repair just before the end of the term. B has a lost vote of node 0.
 func TestAResumeNearTheEndOfTheTerm(t *testing.T) {

@@ -119,7 +119,7 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 // record does not count, answer also returns a function that repairs the node. The argument
 // prolonged says that the call has prolonged the hold.
 func (r *renewal) answer(n *node, reply any, prolonged bool) (vote error, repair func()) {
-	found, clock, err := decodeRenewal(n, reply, r.c.Key)
+	found, _, clock, err := decodeRenewal(n, reply, r.c.Key)
 	read := now()
 	switch {
 	case err != nil:
@@ -137,17 +137,17 @@ func (r *renewal) answer(n *node, reply any, prolonged bool) (vote error, repair
 	return nil, nil
 }
 
-// decodeRenewal decodes a reply of renew.lua. It returns whether the node has the record, and the
-// node's time in ms if the script has not prolonged the hold.
-func decodeRenewal(n *node, reply any, key string) (found bool, clock int64, err error) {
+// decodeRenewal decodes a reply of renew.lua. It returns whether the node has the record, the node's
+// mark, and the node's time in ms if the script has not prolonged the hold.
+func decodeRenewal(n *node, reply any, key string) (found bool, mark string, clock int64, err error) {
 	parts, _ := reply.([]any)
 	if len(parts) == 1 && parts[0] == int64(-1) {
-		return false, 0, noFence(n, key)
+		return false, "", 0, noFence(n, key)
 	}
 	if len(parts) != 2 && len(parts) != 3 {
-		return false, 0, n.store.Unexpected(reply)
+		return false, "", 0, n.store.Unexpected(reply)
 	}
-	run, ok := parts[1].(string)
+	mark, ok := parts[1].(string)
 	found = parts[0] == int64(1)
 	ok = ok && (found || parts[0] == int64(0))
 	if len(parts) == 3 {
@@ -158,9 +158,9 @@ func decodeRenewal(n *node, reply any, key string) (found bool, clock int64, err
 		ok = ok && found
 	}
 	if !ok {
-		return false, 0, n.store.Unexpected(reply)
+		return false, "", 0, n.store.Unexpected(reply)
 	}
-	return found, clock, n.checkRun(run)
+	return found, mark, clock, n.checkRun(runOfMark(mark))
 }
 
 // noFence returns the error of a node whose fence counter has a value that is not a number. hasp

@@ -128,7 +128,7 @@ func recordScripts() []scriptCase {
 		{"leave: nobody", source("clock", "turns", "leave"), nil, queued, []any{"me", "channel"}, "1", "", ""},
 
 		{"raise: first", renews, []string{"set k token-of-a-claim#me"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1  \d{13}\]`, "get fence", "5"},
-		{"raise: a mark", renews, []string{"set k token-of-a-claim#me", "set mark run_0_1000"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1 run \d{13}\]`, "get fence", "5"},
+		{"raise: a mark", renews, []string{"set k token-of-a-claim#me", "set mark run_0_1000"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1 run 0 1000 \d{13}\]`, "get fence", "5"},
 		{"raise: higher", renews, []string{"set k token-of-a-claim#me", "set fence 4"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1  \d{13}\]`, "get fence", "5"},
 		{"raise: never lower", renews, []string{"set k token-of-a-claim#me", "set fence 6"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1  \d{13}\]`, "get fence", "6"},
 		{"raise: its term goes on", renews, []string{"set k token-of-a-claim#me", "set fence 6"}, renew, []any{"token-of-a-claim#", "", "5", 9000}, `\[1  \d{13}\]`, "pttl fence", `[89]\d\d\d`},

@@ -48,13 +48,8 @@ type waiting struct {
 	seenSince time.Time // the time since which leftover has been the same
 }
 
-// wait queues on one node, the lead. It makes an attempt when a release there wakes this waiter,
-// and from time to time. The first waiter also makes an attempt when the holder's term ends. An
-// attempt asks the lead first, and the other nodes only if the lead votes yes or does not answer in
-// time. Waiters usually agree on the lead, so they do not split the vote. If no quorum answers a
-// look, wait returns the outage.
-func (ct *contest) wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	w := &waiting{
+func newWaiting(ct *contest, c backend.Claim) *waiting {
+	return &waiting{
 		ct:       ct,
 		c:        c,
 		wake:     make(chan struct{}, 1),
@@ -63,6 +58,15 @@ func (ct *contest) wait(ctx context.Context, c backend.Claim) (backend.Grant, er
 		queue:    noLead,
 		surveyed: time.Now(), // acquire has just asked all nodes
 	}
+}
+
+// wait queues on one node, the lead. It makes an attempt when a release there wakes this waiter,
+// and from time to time. The first waiter also makes an attempt when the holder's term ends. An
+// attempt asks the lead first, and the other nodes only if the lead votes yes or does not answer in
+// time. Waiters usually agree on the lead, so they do not split the vote. If no quorum answers a
+// look, wait returns the outage.
+func (w *waiting) wait(ctx context.Context) (backend.Grant, error) {
+	c := w.c
 	defer w.stand(context.Background(), noLead)
 
 	for ctx.Err() == nil {
@@ -139,7 +143,7 @@ func (w *waiting) surveyAndTry(ctx context.Context, lead int, began time.Time) (
 // first waiter asks all nodes more often, to find out whether the lead's record has a quorum.
 // Asking all nodes also shows an outage of the other nodes.
 func (w *waiting) knows(now time.Time) bool {
-	recent := min(time.Second, w.c.Timeout/3)
+	recent := min(3*time.Second/2, w.c.Timeout/2)
 	if w.answer != behind {
 		recent = lookEvery * 3 / 4
 	}
