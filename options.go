@@ -274,8 +274,7 @@ func WithoutReentry() Option {
 // immediately returns ErrInvalid. A shared lease cannot become exclusive, because two leases that
 // tried would wait for each other.
 //
-// With WithFence, a shared lease also gets a fence. With redlock, two shared leases that begin at
-// the same moment may get the same fence. A resource that checks the fences of readers and writers
+// With WithFence, a shared lease also gets a fence. A resource that checks the fences of readers and writers
 // keeps two numbers: the largest fence that it has seen, and the largest that it has seen with a
 // write. It refuses a write whose fence is smaller than the first number, and a read whose fence is
 // smaller than the second.
