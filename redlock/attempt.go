@@ -384,7 +384,7 @@ func (a *attempt) understands(n *node, says []any) bool {
 func (a *attempt) confirm(ctx context.Context) (fence uint64, err error) {
 	asked := a.h.began
 	for first := true; ; first = false {
-		at := now()
+		at := a.m.now()
 		// Check the term again, because redsync leaves out the time for the lead's vote and for
 		// these questions.
 		if at.Sub(a.h.began) >= a.c.TTL-backend.Drift(a.c.TTL) {

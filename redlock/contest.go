@@ -109,7 +109,7 @@ func (ct *contest) attemptOf(ctx context.Context, c backend.Claim, number, lead 
 		m:      ct.m,
 		hs:     ct.hs,
 		c:      c,
-		h:      newHold(c, number, lead, len(ct.m.nodes)),
+		h:      newHold(c, number, lead, ct.m),
 		ballot: newBallot(ct.m.names, true),
 		lead:   lead,
 		waiter: waiter,

@@ -110,7 +110,7 @@ func TestNoFenceFollowsTheLargest(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		for i, reply := range []string{"+9007199254740993\r\n+mark", "+0\r\n+mark", "+5\r\n:1"} {
 			c := aFenced("k")
-			a := &attempt{hs: tr.d.hs, c: c, h: newHold(c, 0, noLead, 3), lead: noLead}
+			a := &attempt{hs: tr.d.hs, c: c, h: newHold(c, 0, noLead, tr.d.m), lead: noLead}
 			tr.vs[i].Proxy.Answer(a.h.record, "*4\r\n:1\r\n"+reply+"\r\n+run\r\n")
 			if _, fence, known, err := a.send(t.Context(), tr.d.m.nodes[i]); known || err == nil {
 				t.Errorf("%q: known %v, fence %d, %v", reply, known, fence, err)

@@ -19,7 +19,7 @@ type hold struct {
 	prefix string    // the start of the record; no record of another attempt begins with it
 	again  bool      // an earlier attempt may have had the same token
 	lead   int       // the node that the attempt asked first, or noLead
-	began  time.Time // when the attempt began, on the clock of the function now
+	began  time.Time // when the attempt began, by members.now
 
 	// The mutex of holds guards the fields below.
 	on       []copyOn  // one element for each node
@@ -59,9 +59,10 @@ type copyOn struct {
 	until   time.Time       // when the record will have expired on the node
 }
 
-// newHold returns the hold of an attempt on n nodes. The first attempt with c's token has number 0.
-func newHold(c backend.Claim, number, lead, n int) *hold {
-	h := &hold{c: c, again: number > 0, lead: lead, began: now(), on: make([]copyOn, n)}
+// newHold returns the hold of an attempt that begins now. The first attempt with c's token has number
+// 0.
+func newHold(c backend.Claim, number, lead int, m *members) *hold {
+	h := &hold{c: c, again: number > 0, lead: lead, began: m.now(), on: make([]copyOn, len(m.nodes))}
 	h.prefix = c.Token + redisstore.Mark
 	if h.again {
 		h.prefix = c.Token + "~" + strconv.Itoa(number) + redisstore.Mark
@@ -75,8 +76,8 @@ func newHold(c backend.Claim, number, lead, n int) *hold {
 }
 
 // foundHold returns the hold of c with a prefix that this driver has not written.
-func foundHold(c backend.Claim, prefix string, n int) *hold {
-	h := newHold(c, 1, noLead, n)
+func foundHold(c backend.Claim, prefix string, m *members) *hold {
+	h := newHold(c, 1, noLead, m)
 	h.prefix = prefix
 	for i := range h.on {
 		close(h.on[i].inFlight)

@@ -74,7 +74,7 @@ func (hs *holds) add(h *hold) {
 	// Remove holds that expired without a release. The next sweep follows when the map has over
 	// twice as many holds as this sweep leaves, so the average cost of an attempt is constant.
 	if len(hs.byToken) >= hs.sweepAt {
-		at := now()
+		at := hs.m.now()
 		for token, old := range hs.byToken {
 			if at.After(old.expiry) {
 				delete(hs.byToken, token)
@@ -133,7 +133,7 @@ func (hs *holds) inFlight(key string) (all []*hold) {
 // the nodes could report that the token holds the key. Until these commands have ended, the driver
 // itself refuses renewals and releases of the token.
 func (hs *holds) forgetLocked(c backend.Claim) {
-	hs.byToken[c.Token] = &hold{failed: true, expiry: now().Add(3 * c.Timeout)}
+	hs.byToken[c.Token] = &hold{failed: true, expiry: hs.m.now().Add(3 * c.Timeout)}
 }
 
 // abandon ends an attempt that did not take the key, and releases its records. The release on the
@@ -213,7 +213,7 @@ func (hs *holds) release(ctx context.Context, c backend.Claim, leader func(key s
 	}
 
 	lead := noLead
-	if known && now().Sub(h.began) >= wantedFor/2 {
+	if known && hs.m.now().Sub(h.began) >= wantedFor/2 {
 		// Also wait for the lead, whose reply says whether callers wait. During a long hold, this
 		// driver forgets that callers wait. If the holder then locks the key again at once, the
 		// holder could overtake these callers each time.
@@ -241,7 +241,7 @@ func (hs *holds) beginRelease(c backend.Claim) (h *hold, known bool) {
 	h = hs.byToken[c.Token]
 	switch {
 	case h == nil:
-		return foundHold(c, c.Token, len(hs.m.nodes)), false
+		return foundHold(c, c.Token, hs.m), false
 	case h.failed:
 		return nil, true
 	}
@@ -379,7 +379,7 @@ func (hs *holds) dueCleanups(i int, last bool) (due []*copyOn, left bool) {
 	defer hs.mu.Unlock()
 	at := time.Now()
 	for prefix, on := range hs.cleanups[i] {
-		done := on.answers == 0 || now().After(on.until)
+		done := on.answers == 0 || hs.m.now().After(on.until)
 		if !done && (last || !at.Before(on.due)) {
 			due = append(due, on)
 		}
@@ -492,7 +492,7 @@ func (hs *holds) newRenewal(i int, c backend.Claim) (*renewal, error) {
 	if h != nil && h.failed {
 		return nil, backend.ErrLost
 	}
-	r := &renewal{hs: hs, i: i, c: c, ballot: newBallot(hs.m.names, false), began: now()}
+	r := &renewal{hs: hs, i: i, c: c, ballot: newBallot(hs.m.names, false), began: hs.m.now()}
 	if h != nil && h.counting(r.began) >= hs.m.quorum() {
 		r.h = h
 		// Raise the expiry now, because some nodes may prolong their records even if the renewal fails.
@@ -507,7 +507,7 @@ func (hs *holds) newRenewal(i int, c backend.Claim) (*renewal, error) {
 func (hs *holds) counts(h *hold, i int) bool {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	return now().Before(h.on[i].counts)
+	return hs.m.now().Before(h.on[i].counts)
 }
 
 // count notes that the record on node i counts until began+ttl minus the drift. It does nothing if
@@ -518,7 +518,7 @@ func (hs *holds) count(h *hold, i int, began time.Time, ttl, spare time.Duration
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	on := &h.on[i]
-	if end.Sub(now()) >= spare && !began.Before(on.lost) && end.After(on.counts) {
+	if end.Sub(hs.m.now()) >= spare && !began.Before(on.lost) && end.After(on.counts) {
 		on.counts = end
 	}
 	on.mayHold = on.mayHold || !h.failed && !h.released // another driver may have repaired the node

@@ -29,16 +29,15 @@ const (
 
 var errClosed = errors.New("redlock: driver is closed")
 
-// now returns the time on a clock that also counts while the host is suspended. Records on the
-// nodes expire meanwhile.
-func now() time.Time { return time.Now().Add(hostclock.Suspended()) }
-
 // members are the nodes, and what this driver knows about all of them together.
 type members struct {
 	nodes  []*node
 	names  []string
 	unsafe bool // one server may be several nodes
 	evict  bool // a node may evict keys
+
+	suspended func() time.Duration // how long the host has slept, or less
+	slept     atomic.Int64         // the largest result of suspended so far
 
 	longestTTL atomic.Int64  // the longest term that any caller may ask for, with drift, in ms, as far as this driver knows
 	newSet     chan struct{} // a mutex whose lock can time out; full while a caller marks a new set
@@ -53,7 +52,7 @@ type members struct {
 // newMembers returns the members for stores. The argument names contains the address of each node,
 // or "" if the address is not known.
 func newMembers(stores []*redisstore.Store, names []string, o *Options) *members {
-	m := &members{unsafe: o.AllowUnsafeNodes, newSet: make(chan struct{}, 1)}
+	m := &members{unsafe: o.AllowUnsafeNodes, newSet: make(chan struct{}, 1), suspended: hostclock.Suspended}
 	m.closing, m.beginClose = context.WithCancel(context.Background())
 	// Include the drift in the wait, because a node's clock may run faster than a holder's.
 	m.raiseLongestTTL((o.MaxTTL + backend.Drift(o.MaxTTL) + time.Millisecond - 1).Milliseconds())
@@ -71,14 +70,28 @@ func newMembers(stores []*redisstore.Store, names []string, o *Options) *members
 // quorum is the smallest majority of the nodes.
 func (m *members) quorum() int { return len(m.nodes)/2 + 1 }
 
+// now returns the time on a clock that also counts while the host is suspended, because records on
+// the nodes expire meanwhile.
+func (m *members) now() time.Time {
+	// A process that is stopped during the call of suspended gets too small a result.
+	slept := raise(&m.slept, int64(m.suspended()))
+	return time.Now().Add(time.Duration(slept))
+}
+
 // raiseLongestTTL raises m.longestTTL to at least the given term in ms. The driver learns longer
 // terms from marks. A node that has lost its own mark must wait for these terms too.
-func (m *members) raiseLongestTTL(longest int64) {
+func (m *members) raiseLongestTTL(longest int64) { raise(&m.longestTTL, longest) }
+
+// raise raises a value to at least the given one, and returns the result.
+func raise(value *atomic.Int64, least int64) int64 {
 	for {
-		old := m.longestTTL.Load()
+		old := value.Load()
+		if least <= old {
+			return old
+		}
 		// If another caller raises the value at the same moment, compare again.
-		if longest <= old || m.longestTTL.CompareAndSwap(old, longest) {
-			return
+		if value.CompareAndSwap(old, least) {
+			return least
 		}
 	}
 }

@@ -19,7 +19,7 @@ type renewal struct {
 	c      backend.Claim
 	h      *hold // nil until adopt has set it
 	ballot *ballot
-	began  time.Time // on the clock of the function now
+	began  time.Time // by members.now
 }
 
 // renewAll makes renewals whose holds are set.
@@ -120,7 +120,7 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 // prolonged says that the call has prolonged the hold.
 func (r *renewal) answer(n *node, reply any, prolonged bool) (vote error, repair func()) {
 	found, _, clock, err := decodeRenewal(n, reply, r.c.Key)
-	read := now()
+	read := r.hs.m.now()
 	switch {
 	case err != nil:
 		return err, nil
@@ -215,7 +215,8 @@ func (r *renewal) repair(n *node, clock int64, read time.Time) {
 // that driver last for attemptTime. Any other attempt that has had a vote of these nodes ends
 // before that. Too short a term is not prolonged, because its records would seem to count later.
 func (r *renewal) adopt(ctx context.Context) error {
-	c, m, began := r.c, r.hs.m, now()
+	c, m := r.c, r.hs.m
+	began := m.now()
 	own := func(record string) bool { return !isOf(record, c.Token) }
 	s := m.query(ctx, []string{c.Key}, c.Timeout, own, func(all []*survey) time.Duration {
 		if all[0].holder != nil || all[0].unheld() {
@@ -235,7 +236,7 @@ func (r *renewal) adopt(ctx context.Context) error {
 
 	record := s.holder.Record
 	prefix, _, _ := strings.Cut(record, redisstore.Mark)
-	h := foundHold(c, prefix+redisstore.Mark, len(m.nodes))
+	h := foundHold(c, prefix+redisstore.Mark, m)
 	h.record = record
 	h.expiry = began.Add(r.hs.maxTTL + c.Timeout)
 	// The fence may be larger than that of the hold, which is harmless.
@@ -247,7 +248,7 @@ func (r *renewal) adopt(ctx context.Context) error {
 			r.hs.count(h, i, began, remaining(*f), 2*attemptTime)
 		}
 	}
-	if h.counting(now()) < m.quorum() {
+	if h.counting(m.now()) < m.quorum() {
 		return fmt.Errorf("the hold ends in %v: another program can resume it only if %v of the term are left",
 			remaining(*s.holder).Round(time.Millisecond), 2*attemptTime)
 	}
