@@ -303,6 +303,27 @@ func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 	})
 }
 
+// Renewals leave a node alone that hangs, as other calls do.
+func TestRenewalsWaitForFewAnswersOfANodeThatHangs(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		tr.vs[2].Proxy.Stall()
+		for range 200 {
+			tr.renews(t, "by two of three", c)
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := len(running()); n > int(c.Timeout/probeEvery)+2 {
+			t.Errorf("%d goroutines wait for the node", n)
+		}
+		tr.vs[2].Proxy.Flow()
+		time.Sleep(c.Timeout)
+		tr.renews(t, "when the node is back", c)
+		synctest.Wait()
+		if left := tr.vs[2].Mini.TTL("k"); left != c.TTL {
+			t.Errorf("the node has the record for %v", left)
+		}
+	})
+}
+
 // If there is no quorum without the lead, an attempt waits for its vote, however slow it is.
 func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
