@@ -39,7 +39,7 @@ type attempt struct {
 	ballot *ballot
 
 	lead   int           // the node that is asked first, or noLead
-	waiter string        // the name in the queue on the lead; empty for a caller that does not queue
+	waiter string        // the name in the queue; empty for a caller that does not queue
 	since  time.Time     // when the waiter arrived
 	shun   func(i int)   // is called if the lead cannot keep the queue
 	voted  chan struct{} // closed when the lead has voted
@@ -147,7 +147,7 @@ func (a *attempt) askLead(ctx context.Context) bool {
 		}
 		// Count this node as silent for now. If rivals split the other votes, the ballot would
 		// otherwise wait for the lead.
-		a.ballot.cast(a.lead, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
+		a.ballot.cast(a.lead, n.noAnswer(timeout))
 	case <-ctx.Done():
 		a.ballot.decide(errAbandoned)
 	}
@@ -238,9 +238,10 @@ func (a *attempt) requestVote(n *node) error {
 
 	switch err {
 	case nil:
-		return n.checkVote(ctx, id.run, id.mark, began) // if this fails, the record is there all the same
+		// If this fails, the record is there all the same.
+		return n.checkVote(ctx, id, began)
 	case errNo:
-		if err := n.checkRefusal(id.run, id.mark); err != nil {
+		if err := n.checkRefusal(id); err != nil {
 			return err
 		}
 		return errNo
@@ -255,7 +256,9 @@ func mayArrive(err error) bool { return !resp.IsReply(err) && !resp.IsUnsent(err
 // send sends the commands or the script that take the key. It returns the vote, the run and the
 // mark of the server that voted, and the proposed fence if the claim is fenced. If the result known
 // is false, the node may have the record. The script for the lead also maintains the queue.
-func (a *attempt) send(ctx context.Context, n *node) (id standing, proposal uint64, known bool, err error) {
+func (a *attempt) send(
+	ctx context.Context, n *node,
+) (id standing, proposal uint64, known bool, err error) {
 	if !a.c.Fenced && n.i != a.lead {
 		id, known, err = a.sendPlain(ctx, n)
 		// A server that cannot write, for example because it has no memory left, refuses SET even
@@ -288,7 +291,7 @@ func (a *attempt) sendPlain(ctx context.Context, n *node) (id standing, known bo
 	case set.Err != nil:
 		return id, !mayArrive(set.Err), set.Err
 	case set.Value == nil:
-		return id, true, errNo // the vote no counts whatever the mark is, because it gives the key to nobody
+		return id, true, errNo // this counts whatever the mark is, because it gives the key to nobody
 	case set.Value != "OK":
 		return id, false, n.store.Unexpected(set.Value)
 	case get.Err != nil || last.Err != nil:
@@ -303,18 +306,21 @@ func (a *attempt) sendPlain(ctx context.Context, n *node) (id standing, known bo
 var errNotChecked = errors.New("the vote cannot be checked")
 
 // sendScript asks for a vote by a script.
-func (a *attempt) sendScript(ctx context.Context, n *node) (id standing, proposal uint64, known bool, err error) {
+func (a *attempt) sendScript(
+	ctx context.Context, n *node,
+) (id standing, proposal uint64, known bool, err error) {
 	counterTTL := ""
 	if a.c.Fenced {
 		counterTTL = redisstore.Millis(a.hs.fenceTTL)
 	}
+	key := a.c.Key
 	script, call := acquireScript, redisstore.Call{
-		Keys: []string{redisstore.LockKey(a.c.Key), redisstore.DerivedKey("fence", a.c.Key), markKey},
+		Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key), markKey},
 		Args: []string{a.h.record, redisstore.Millis(a.c.TTL), counterTTL},
 	}
 	if n.i == a.lead {
 		script = leadScript
-		call.Keys = append(call.Keys, queueKeys(a.c.Key)...)
+		call.Keys = append(call.Keys, queueKeys(key)...)
 		waited := "0"
 		if a.waiter != "" {
 			waited = strconv.FormatInt(time.Since(a.since).Milliseconds(), 10)
@@ -352,7 +358,7 @@ func (a *attempt) sendScript(ctx context.Context, n *node) (id standing, proposa
 		if n.i == a.lead {
 			a.shun(n.i)
 		}
-		return id, 0, true, noFence(n, a.c.Key)
+		return id, 0, true, noFence(n, key)
 	}
 	// The outcome is unknown, because a script with an unexpected reply may have taken the key.
 	return id, 0, false, n.store.Unexpected(reply)
@@ -379,8 +385,8 @@ func (a *attempt) understands(n *node, says []any) bool {
 // not have the key.
 //
 // The votes of a slow attempt may be lost by now, while repaired records of another hold count (see
-// copyOn). So a slow attempt asks the nodes again, until the answers are new enough. An attempt with
-// a fence asks them in any case.
+// copyOn). So a slow attempt asks the nodes again, until the answers are new enough. An attempt
+// with a fence asks them in any case.
 func (a *attempt) confirm(ctx context.Context) (fence uint64, err error) {
 	asked := a.h.began
 	for first := true; ; first = false {

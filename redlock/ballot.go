@@ -9,7 +9,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// The vote of a node is nil for yes, errNo for no, or an error that says why the node does not vote.
+// The vote of a node is nil for yes, errNo for no, or an error that says why it does not vote.
 var (
 	errNo      = errors.New("the node votes no")
 	errPending = errors.New("the node has not voted yet")
@@ -35,7 +35,8 @@ type ballot struct {
 }
 
 func newBallot(names []string, taking bool) *ballot {
-	b := &ballot{names: names, taking: taking, done: make(chan struct{}), votes: make([]error, len(names))}
+	b := &ballot{names: names, taking: taking, done: make(chan struct{})}
+	b.votes = make([]error, len(names))
 	for i := range b.votes {
 		b.votes[i] = errPending
 	}
@@ -52,9 +53,8 @@ func (b *ballot) cast(i int, vote error) (decided bool) {
 	return verdict != errPending && b.decideLocked(verdict)
 }
 
-// countLocked returns the verdict that the votes lead to, or errPending if there is none yet.
-func (b *ballot) countLocked() error {
-	n, yes, no, pending := len(b.votes), 0, 0, 0
+// tallyLocked returns how many nodes have given each of the votes, and the smallest majority.
+func (b *ballot) tallyLocked() (yes, no, pending, quorum int) {
 	for _, vote := range b.votes {
 		switch vote {
 		case nil:
@@ -65,8 +65,15 @@ func (b *ballot) countLocked() error {
 			pending++
 		}
 	}
-	quorum := n/2 + 1
-	canWin, voted := yes+pending >= quorum, yes+no
+	return yes, no, pending, len(b.votes)/2 + 1
+}
+
+// countLocked returns the verdict that the votes lead to, or errPending if there is none yet.
+func (b *ballot) countLocked() error {
+	yes, no, pending, quorum := b.tallyLocked()
+	canWin := yes+pending >= quorum
+	voted := yes + no
+	most := len(b.votes) - quorum // so many nodes may be missing
 
 	switch {
 	case b.taking && voted+pending < quorum:
@@ -79,9 +86,9 @@ func (b *ballot) countLocked() error {
 	// A hold is lost if fewer than a quorum of the nodes may have its record.
 	case yes >= quorum:
 		return nil
-	case no > n-quorum:
+	case no > most:
 		return errNo
-	case !canWin && no+pending <= n-quorum:
+	case !canWin && no+pending <= most:
 		return errNoQuorum
 	}
 	return errPending
@@ -108,16 +115,7 @@ func (b *ballot) decideLocked(verdict error) (decided bool) {
 func (b *ballot) refuseIfSplit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	yes, voted := 0, 0
-	for _, vote := range b.votes {
-		if vote == nil {
-			yes++
-		}
-		if vote == nil || vote == errNo {
-			voted++
-		}
-	}
-	if quorum := len(b.votes)/2 + 1; yes < quorum && voted >= quorum {
+	if yes, no, _, quorum := b.tallyLocked(); yes < quorum && yes+no >= quorum {
 		b.decideLocked(errNo)
 	}
 }

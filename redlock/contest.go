@@ -10,9 +10,9 @@ import (
 
 const (
 	wantedFor = time.Second      // how long a key counts as contended after a refusal
-	maxWanted = 256              // the largest number of keys that are remembered; callers of other keys may split votes or lose their order
+	maxWanted = 256              // the most keys that are remembered; others may split votes
 	shunFor   = 10 * time.Second // how long a shunned node must not lead
-	maxRounds = 3                // how often acquire asks all nodes again if they have refused a free key
+	maxRounds = 3                // how often acquire asks again for a key that was free
 )
 
 // contest takes keys that other callers may want as well. It knows which keys are contended, and
@@ -97,14 +97,11 @@ func (ct *contest) rivalled(key string) bool {
 	return ok
 }
 
-// attempt makes one attempt, without a place in the queue. The first attempt with c's token has
-// number 0. It returns the lead's answer as well.
-func (ct *contest) attempt(ctx context.Context, c backend.Claim, number, lead int) (backend.Grant, int32, error) {
-	return ct.attemptOf(ctx, c, number, lead, "", time.Time{})
-}
-
-// attemptOf makes one attempt for a waiter, which has waited since the given time.
-func (ct *contest) attemptOf(ctx context.Context, c backend.Claim, number, lead int, waiter string, since time.Time) (backend.Grant, int32, error) {
+// attempt makes one attempt. The first attempt with c's token has number 0. If w is not nil, the
+// attempt keeps its place in the queue. The result also has the lead's answer.
+func (ct *contest) attempt(
+	ctx context.Context, c backend.Claim, number, lead int, w *waiting,
+) (backend.Grant, int32, error) {
 	a := &attempt{
 		m:      ct.m,
 		hs:     ct.hs,
@@ -112,10 +109,12 @@ func (ct *contest) attemptOf(ctx context.Context, c backend.Claim, number, lead 
 		h:      newHold(c, number, lead, ct.m),
 		ballot: newBallot(ct.m.names, true),
 		lead:   lead,
-		waiter: waiter,
-		since:  since,
 		shun:   func(i int) { ct.shun(c.Key, i) },
 		voted:  make(chan struct{}),
+	}
+	if w != nil {
+		a.waiter = w.waiter
+		a.since = w.began
 	}
 	g, err := a.run(ctx)
 	return g, a.answer.Load(), err
@@ -132,13 +131,13 @@ func (ct *contest) acquire(ctx context.Context, c backend.Claim) (backend.Grant,
 		lead = ct.leader(c.Key)
 	}
 
-	g, answer, err := ct.attempt(ctx, c, 0, lead)
+	g, answer, err := ct.attempt(ctx, c, 0, lead, nil)
 	number := 1
 	for pause := minSleep; answer == behindFree && isHeld(err) && pause < leadTimeout; pause *= 2 {
 		// Only the queue has refused the key, which is free on the lead. Ask again, because the
 		// first waiter may be about to take the key, or may have held it and still be in the queue.
 		doze(ctx, pause)
-		g, answer, err = ct.attempt(ctx, c, number, lead)
+		g, answer, err = ct.attempt(ctx, c, number, lead, nil)
 		number++
 	}
 	for round := 0; isHeld(err); round++ {
@@ -159,7 +158,7 @@ func (ct *contest) acquire(ctx context.Context, c backend.Claim) (backend.Grant,
 		// about to be released. If only the queue refused the attempt, the first waiter has not
 		// taken the free key, so that waiter has probably died. If several rivals ask again at
 		// once, one of them nearly always wins.
-		g, _, err = ct.attempt(ctx, c, number, noLead)
+		g, _, err = ct.attempt(ctx, c, number, noLead, nil)
 		number++
 	}
 	return g, err

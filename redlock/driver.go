@@ -40,7 +40,7 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver,
 	}
 	all.MaxTTL = cmp.Or(all.MaxTTL, defaultMaxTTL)
 	if all.MaxTTL < backend.MinTTL {
-		return nil, fmt.Errorf("%w: max_ttl %v is below %v", backend.ErrInvalid, all.MaxTTL, backend.MinTTL)
+		return nil, invalid("max_ttl %v is below %v", all.MaxTTL, backend.MinTTL)
 	}
 	var err error
 	if all.FenceTTL, err = redisstore.CheckFenceTTL(all.FenceTTL); err != nil {
@@ -51,9 +51,16 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver,
 	}
 
 	m := newMembers(stores, names, &all)
-	ct := &contest{id: rand.Text(), m: m, wanted: map[string]time.Time{}, shunned: map[string][]time.Time{}}
+	ct := &contest{id: rand.Text(), m: m}
+	ct.wanted = map[string]time.Time{}
+	ct.shunned = map[string][]time.Time{}
 	ct.hs = newHolds(m, &all, ct.refused)
 	return &driver{m: m, hs: ct.hs, ct: ct, maxTTL: all.MaxTTL}, nil
+}
+
+// invalid returns an error that is backend.ErrInvalid.
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", backend.ErrInvalid, fmt.Errorf(format, args...))
 }
 
 // unsafeHint is the end of each error text that Options.AllowUnsafeNodes prevents.
@@ -65,17 +72,18 @@ func checkNodes(names []string, allowUnsafe bool) error {
 	n := len(names)
 	switch {
 	case n == 0:
-		return fmt.Errorf("%w: no nodes: name at least 3, as in redlock+redis://a:6379,b:6379,c:6379", backend.ErrInvalid)
+		return invalid("no nodes: name at least 3, as in redlock+redis://a:6379,b:6379,c:6379")
 	case allowUnsafe:
 		return nil
 	case n <= 2:
-		return fmt.Errorf("%w: of %d nodes none may fail: name at least 3"+unsafeHint, backend.ErrInvalid, n)
+		return invalid("of %d nodes none may fail: name at least 3"+unsafeHint, n)
 	case n%2 == 0:
-		return fmt.Errorf("%w: %d nodes tolerate no more failures than %d do: name an odd number"+unsafeHint, backend.ErrInvalid, n, n-1)
+		const text = "%d nodes tolerate no more failures than %d do: name an odd number"
+		return invalid(text+unsafeHint, n, n-1)
 	}
 	for i, name := range names {
 		if name != "" && slices.Contains(names[:i], name) {
-			return fmt.Errorf("%w: node %s is named twice, and would vote twice: name it once"+unsafeHint, backend.ErrInvalid, name)
+			return invalid("node %s is named twice, and would vote twice: name it once"+unsafeHint, name)
 		}
 	}
 	return nil
@@ -83,7 +91,13 @@ func checkNodes(names []string, allowUnsafe bool) error {
 
 // Traits describes the driver.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, MinHold: true, MaxTTL: d.maxTTL, Reach: backend.Network, Cancellation: backend.CancelPrompt}
+	return backend.Traits{
+		Fenced:       true,
+		MinHold:      true,
+		MaxTTL:       d.maxTTL,
+		Reach:        backend.Network,
+		Cancellation: backend.CancelPrompt,
+	}
 }
 
 // Missing returns why nodes are missing since Open, or nil.
@@ -100,7 +114,9 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 }
 
 // Renew prolongs holds, and writes them to the nodes that have lost them.
-func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(
+	ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error),
+) {
 	d.hs.renew(ctx, cs, done)
 }
 
@@ -126,7 +142,9 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 }
 
 // List yields the keys whose record a quorum of the nodes has.
-func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(
+	ctx context.Context, prefix string, timeout time.Duration,
+) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) { list(ctx, d.m, prefix, timeout, yield) }
 }
 

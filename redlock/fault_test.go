@@ -78,7 +78,7 @@ func aFenced(key string) backend.Claim {
 
 // tryOnce makes one attempt.
 func tryOnce(t *testing.T, d *driver, c backend.Claim, number, lead int) (backend.Grant, error) {
-	g, _, err := d.ct.attempt(t.Context(), c, number, lead)
+	g, _, err := d.ct.attempt(t.Context(), c, number, lead, nil)
 	return g, err
 }
 

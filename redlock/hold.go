@@ -46,7 +46,7 @@ type copyOn struct {
 	inFlight  chan struct{} // closed when the last command that writes the record has ended
 	proposal  uint64        // the fence that the node has proposed
 
-	counts time.Time // the time until which the record counts for renewals, if the node keeps its data
+	counts time.Time // until when the record counts for renewals, if the node keeps its data
 	lost   time.Time // when the last renewal that did not find the record began
 
 	// A command of unknown outcome may write the record after the first release. So the node must
@@ -59,10 +59,11 @@ type copyOn struct {
 	until   time.Time       // when the record will have expired on the node
 }
 
-// newHold returns the hold of an attempt that begins now. The first attempt with c's token has number
-// 0.
+// newHold returns the hold of an attempt that begins now. The first attempt with c's token has
+// number 0.
 func newHold(c backend.Claim, number, lead int, m *members) *hold {
-	h := &hold{c: c, again: number > 0, lead: lead, began: m.now(), on: make([]copyOn, len(m.nodes))}
+	h := &hold{c: c, again: number > 0, lead: lead, began: m.now()}
+	h.on = make([]copyOn, len(m.nodes))
 	h.prefix = c.Token + redisstore.Mark
 	if h.again {
 		h.prefix = c.Token + "~" + strconv.Itoa(number) + redisstore.Mark

@@ -47,19 +47,20 @@ type holds struct {
 }
 
 func newHolds(m *members, o *Options, wanted func(key string)) *holds {
-	hs := &holds{m: m, fenceTTL: o.FenceTTL, maxTTL: o.MaxTTL, wanted: wanted, byToken: map[string]*hold{}}
+	hs := &holds{m: m, fenceTTL: o.FenceTTL, maxTTL: o.MaxTTL, wanted: wanted}
+	hs.byToken = map[string]*hold{}
 	for range m.nodes {
 		hs.cleanups = append(hs.cleanups, map[string]*copyOn{})
 	}
 	return hs
 }
 
-// checkTTL returns an error if ttl is longer than max_ttl. A restarted node votes again when max_ttl
-// has passed, so all earlier leases must have ended at that time.
+// checkTTL returns an error if ttl is longer than max_ttl. A restarted node votes again when
+// max_ttl has passed, so all earlier leases must have ended at that time.
 func (hs *holds) checkTTL(ttl time.Duration) error {
 	if ttl > hs.maxTTL {
-		return fmt.Errorf("%w: a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs",
-			backend.ErrInvalid, ttl, hs.maxTTL)
+		const text = "a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs"
+		return invalid(text, ttl, hs.maxTTL)
 	}
 	return nil
 }
@@ -424,7 +425,7 @@ func (hs *holds) confirm(ctx context.Context, h *hold) (fence uint64, err error)
 			return fmt.Errorf("%s: does not have the lock any more, or never had it", n.name)
 		case !marked || from > clock:
 			// It has lost its data since it voted, and a late command has brought the record.
-			return fmt.Errorf("%s: was restarted or has lost its data, so its lock does not count", n.name)
+			return fmt.Errorf("%s: has lost its data, so its lock does not count", n.name)
 		}
 		return nil
 	})
@@ -453,7 +454,9 @@ func (hs *holds) renewCall(c backend.Claim, h *hold, term string) redisstore.Cal
 // renew asks all nodes to prolong the holds, with one batch for each node. A hold is renewed if a
 // quorum has records of it that count (see copyOn). Then the nodes without such a record are
 // repaired. If the driver does not know a hold, it first reads the record from the nodes.
-func (hs *holds) renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (hs *holds) renew(
+	ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error),
+) {
 	var renewals []*renewal
 	var adopting sync.WaitGroup
 	defer adopting.Wait() // done must not be called after renew has returned
@@ -495,7 +498,7 @@ func (hs *holds) newRenewal(i int, c backend.Claim) (*renewal, error) {
 	r := &renewal{hs: hs, i: i, c: c, ballot: newBallot(hs.m.names, false), began: hs.m.now()}
 	if h != nil && h.counting(r.began) >= hs.m.quorum() {
 		r.h = h
-		// Raise the expiry now, because some nodes may prolong their records even if the renewal fails.
+		// Raise the expiry now, because nodes may prolong their records even if the renewal fails.
 		if expiry := r.began.Add(c.TTL + c.Timeout); expiry.After(h.expiry) {
 			h.expiry = expiry
 		}
@@ -532,8 +535,8 @@ func (hs *holds) lose(h *hold, i int, began time.Time) {
 	h.on[i].lost = began
 }
 
-// beginRepair returns a channel to close when a repair of node i has ended, or nil if the repair must
-// not begin. A release either prevents the repair, or waits for it and then removes the record.
+// beginRepair returns a channel to close when a repair of node i has ended, or nil if the repair
+// must not begin. A release either prevents the repair, or waits for it and then removes the record.
 func (hs *holds) beginRepair(h *hold, i int) (ended chan struct{}) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()

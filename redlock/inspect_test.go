@@ -79,7 +79,7 @@ func TestAKeyHasNoHolderIfNoRecordCanHaveAQuorum(t *testing.T) {
 		"all that answer have it":        {[]*redisstore.Found{a, a, nil}, false},
 		"two records, and a silent node": {[]*redisstore.Found{a, b, nil}, false},
 	} {
-		s := &survey{on: make([]*redisstore.Found, 3), errs: make([]error, 3)}
+		s := newSurvey(3)
 		for i, f := range c.all {
 			if f != nil {
 				s.add(i, f, nil)

@@ -15,7 +15,10 @@ const recordsAtOnce = 50
 // list yields the keys whose record a quorum of the nodes has, each key once. It scans one node
 // after another until every possible quorum contains a scanned node. For each page of a scan, it
 // asks all nodes about the keys on the page.
-func list(ctx context.Context, m *members, prefix string, timeout time.Duration, yield func(backend.Entry, error) bool) {
+func list(
+	ctx context.Context, m *members, prefix string, timeout time.Duration,
+	yield func(backend.Entry, error) bool,
+) {
 	seen := map[string]bool{}
 	errs := make([]error, len(m.nodes))
 	left := len(m.nodes) - m.quorum() + 1 // so every quorum has a node that was scanned
@@ -63,7 +66,9 @@ func list(ctx context.Context, m *members, prefix string, timeout time.Duration,
 }
 
 // entriesOf asks all nodes about keys, and returns an entry for each key that is held through hasp.
-func entriesOf(ctx context.Context, m *members, some []redisstore.Candidate, timeout time.Duration) (entries []backend.Entry, err error) {
+func entriesOf(
+	ctx context.Context, m *members, some []redisstore.Candidate, timeout time.Duration,
+) (entries []backend.Entry, err error) {
 	keys := make([]string, len(some))
 	for i, c := range some {
 		keys[i] = c.Key

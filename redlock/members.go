@@ -39,7 +39,7 @@ type members struct {
 	suspended func() time.Duration // how long the host has slept, or less
 	slept     atomic.Int64         // the largest result of suspended so far
 
-	longestTTL atomic.Int64  // the longest term that any caller may ask for, with drift, in ms, as far as this driver knows
+	longestTTL atomic.Int64  // the longest term of any caller, with drift, in ms, as far as is known
 	newSet     chan struct{} // a mutex whose lock can time out; full while a caller marks a new set
 
 	work       sync.WaitGroup     // goroutines and calls that close waits for
@@ -52,7 +52,8 @@ type members struct {
 // newMembers returns the members for stores. The argument names contains the address of each node,
 // or "" if the address is not known.
 func newMembers(stores []*redisstore.Store, names []string, o *Options) *members {
-	m := &members{unsafe: o.AllowUnsafeNodes, newSet: make(chan struct{}, 1), suspended: hostclock.Suspended}
+	m := &members{unsafe: o.AllowUnsafeNodes, suspended: hostclock.Suspended}
+	m.newSet = make(chan struct{}, 1)
 	m.closing, m.beginClose = context.WithCancel(context.Background())
 	// Include the drift in the wait, because a node's clock may run faster than a holder's.
 	m.raiseLongestTTL((o.MaxTTL + backend.Drift(o.MaxTTL) + time.Millisecond - 1).Milliseconds())
@@ -62,7 +63,8 @@ func newMembers(stores []*redisstore.Store, names []string, o *Options) *members
 			name = fmt.Sprintf("node %d", i+1)
 		}
 		m.names = append(m.names, name)
-		m.nodes = append(m.nodes, &node{m: m, i: i, store: s, name: name, turn: make(chan struct{}, 1)})
+		n := &node{m: m, i: i, store: s, name: name, turn: make(chan struct{}, 1)}
+		m.nodes = append(m.nodes, n)
 	}
 	return m
 }
@@ -174,16 +176,18 @@ func (m *members) poll(ctx context.Context, lead int, ask func(n *node) error) e
 	return b.err()
 }
 
-// query asks all nodes about keys, and returns a survey of each key. After each answer, the function
-// more returns how long to wait for other nodes, as in gather. The surveys leave out the records
+// query asks all nodes about keys, and returns a survey of each key. After each answer, the
+// function more returns how long to wait for other nodes, as in gather. The surveys leave out the records
 // for which the function skip returns true. Skip may be nil.
-func (m *members) query(ctx context.Context, keys []string, timeout time.Duration, skip func(record string) bool,
-	more func(all []*survey) time.Duration) []*survey {
+func (m *members) query(
+	ctx context.Context, keys []string, timeout time.Duration, skip func(record string) bool,
+	more func(all []*survey) time.Duration,
+) []*survey {
 	all := make([]*survey, len(keys))
 	calls := make([]redisstore.Call, len(keys))
 	for i, key := range keys {
-		all[i] = &survey{on: make([]*redisstore.Found, len(m.nodes)), errs: make([]error, len(m.nodes))}
-		calls[i] = redisstore.Call{Keys: []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}}
+		all[i] = newSurvey(len(m.nodes))
+		calls[i].Keys = []string{redisstore.LockKey(key), redisstore.DerivedKey("fence", key)}
 	}
 	if !m.begin() {
 		for _, s := range all {
@@ -216,7 +220,11 @@ func (m *members) impostor(n *node, run string) *node {
 		return nil
 	}
 	for _, other := range m.nodes {
-		if s := other.standing.Load(); other != n && s != nil && (s.run == run || runOfMark(s.mark) == run) {
+		s := other.standing.Load()
+		if other == n || s == nil {
+			continue
+		}
+		if s.run == run || runOfMark(s.mark) == run {
 			return other
 		}
 	}
@@ -280,8 +288,8 @@ func (m *members) markNewSet(ctx context.Context, n *node) {
 }
 
 // unmarked returns a standing for each node that has no mark, and how many nodes have one. The
-// standing of a node is nil if the node has a mark, returns an error, or does not answer within half
-// of the time that is left.
+// standing of a node is nil if the node has a mark, returns an error, or does not answer within
+// half of the time that is left.
 func (m *members) unmarked(ctx context.Context) (all []*standing, marked int) {
 	end, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(ctx, time.Until(end)/2)

@@ -28,8 +28,8 @@ const (
 
 	// probeEvery is the shortest time between two calls to a suspect node, so that callers rarely
 	// wait for that node, and few calls wait for its answer. A node is suspect if a call to it has
-	// timed out, and no later call was answered, or if it refuses or closes every connection. But if
-	// a quorum needs a node that refuses connections, callers ask it at any time.
+	// timed out, and no later call was answered, or if it refuses or closes every connection. But
+	// if a quorum needs a node that refuses connections, callers ask it at any time.
 	probeEvery = 200 * time.Millisecond
 
 	// leadTimeout is the smallest limit on the time that a caller waits for one node.
@@ -78,14 +78,14 @@ type node struct {
 	store *redisstore.Store
 	name  string // as the store's errors name it
 
-	latency    atomic.Int64             // smoothed answer time in ns; 0 means unknown, and then the node cannot lead
-	turn       chan struct{}            // a mutex whose lock can time out; full while a caller updates the mark
+	latency    atomic.Int64             // smoothed answer time in ns; 0 if unknown, and the node cannot lead
+	turn       chan struct{}            // a mutex that can time out; full while the mark is updated
 	standing   atomic.Pointer[standing] // nil if the node has never answered
 	refreshing atomic.Bool              // a goroutine of refreshInBackground is running
 
 	mu           sync.Mutex // guards the fields below
-	suspectSince time.Time  // when the first call without an answer began; zero if the node is not suspect
-	refusal      error      // the error of a suspect node that refuses connections; nil if the node hangs
+	suspectSince time.Time  // when the first call without an answer began, or zero
+	refusal      error      // why a suspect node refuses connections; nil if it hangs
 	probed       time.Time  // when the suspect node was last asked
 	answered     time.Time  // when the last call that the node has answered began
 	disconnects  int        // how many successive calls failed because the connection was closed
@@ -177,7 +177,9 @@ func (n *node) exchange(timeout time.Duration, f func(ctx context.Context) error
 }
 
 // run runs a script on the node, unless the node is suspect.
-func (n *node) run(timeout time.Duration, script *redisstore.Script, call redisstore.Call) (reply any, err error) {
+func (n *node) run(
+	timeout time.Duration, script *redisstore.Script, call redisstore.Call,
+) (reply any, err error) {
 	err = n.call(timeout, func(ctx context.Context) (err error) {
 		reply, err = n.store.Run(ctx, script, call)
 		return err
@@ -259,14 +261,21 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 // nodeError turns the error of a call into the error of this node. The result matches no definite
 // error and no context error, because one node does not decide the outcome of a call.
 func (n *node) nodeError(err error, took time.Duration) error {
+	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%s: no answer within %v: %w", n.name, took.Round(time.Millisecond), os.ErrDeadlineExceeded)
+	case is(context.DeadlineExceeded), is(context.Canceled), is(os.ErrDeadlineExceeded):
+		return n.noAnswer(took)
 	case backend.Definite(err):
 		// Do not wrap err, so that callers do not take it for the verdict of a quorum.
 		return fmt.Errorf("%v", err)
 	}
 	return err
+}
+
+// noAnswer returns the error of a node that has not answered for a while.
+func (n *node) noAnswer(took time.Duration) error {
+	took = took.Round(time.Millisecond)
+	return fmt.Errorf("%s: no answer within %v: %w", n.name, took, os.ErrDeadlineExceeded)
 }
 
 // disconnected reports whether err says that the connection was closed.
@@ -276,12 +285,12 @@ func disconnected(err error) bool {
 }
 
 // checkVote returns nil if the node's vote counts, and otherwise why it does not count. The vote
-// was requested at the time began, and came with the given run and mark.
-func (n *node) checkVote(ctx context.Context, run, mark string, began time.Time) error {
+// was requested at the time began, and came with the run and the mark in id.
+func (n *node) checkVote(ctx context.Context, id standing, began time.Time) error {
 	s := n.standing.Load()
 	_, longest, _ := timesOf(s.mark)
 	learned := !s.votesFrom.IsZero() && n.m.longestTTL.Load() > longest
-	if s.run != run || s.mark != mark || learned {
+	if s.run != id.run || s.mark != id.mark || learned {
 		// The reply has another run or mark than s, or the node must wait for a longer term, of
 		// which this driver has learned after it stored s. Ask the node again.
 		var err error
@@ -289,9 +298,9 @@ func (n *node) checkVote(ctx context.Context, run, mark string, began time.Time)
 			return err
 		}
 		switch {
-		case s.run != run:
+		case s.run != id.run:
 			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
-		case s.mark != mark:
+		case s.mark != id.mark:
 			// Reject the vote, because the node may have lost the record after it voted.
 			return fmt.Errorf("%s: has another mark than when it voted", n.name)
 		}
@@ -303,8 +312,8 @@ func (n *node) checkVote(ctx context.Context, run, mark string, began time.Time)
 	case s.votesFrom.IsZero():
 	case began.Before(s.votesFrom):
 		left := max(time.Until(s.votesFrom), time.Millisecond).Round(time.Millisecond)
-		return fmt.Errorf("%s: was restarted, has lost its data, or is new in a set whose other nodes are not, "+
-			"and does not vote for another %v (max_ttl)", n.name, left)
+		return fmt.Errorf("%s: was restarted, has lost its data, or is new in a set whose other nodes "+
+			"are not, and does not vote for another %v (max_ttl)", n.name, left)
 	default:
 		n.refreshInBackground() // writes a mark that says that the wait has ended
 	}
@@ -328,11 +337,11 @@ func (n *node) checkRun(run string) error {
 // checkRefusal returns an error if the refusal of a vote must not count, because the server of
 // another node has refused it. Every use of a node must leave a mark there. So a node that has no
 // mark, although other nodes have one, has lost its data or was never used.
-func (n *node) checkRefusal(run, mark string) error {
-	if s := n.standing.Load(); s.mark != mark || run != "" && s.run != run {
+func (n *node) checkRefusal(id standing) error {
+	if s := n.standing.Load(); s.mark != id.mark || id.run != "" && s.run != id.run {
 		n.refreshInBackground()
 	}
-	if other := n.m.impostor(n, runOfMark(mark)); other != nil {
+	if other := n.m.impostor(n, runOfMark(id.mark)); other != nil {
 		return n.sameServer(other)
 	}
 	return nil
@@ -440,7 +449,9 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 // s. The node votes at once if its run is that in s and its clock is before the time atOnceUntil,
 // in ms. The node also votes at once if it keeps its mark, and this mark equals the argument
 // waited, because the wait of that mark has ended.
-func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceUntil int64, waited string) error {
+func (n *node) writeMark(
+	ctx context.Context, s *standing, which string, atOnceUntil int64, waited string,
+) error {
 	evict := "0"
 	if n.m.evict {
 		evict = "1"

@@ -17,7 +17,7 @@ import (
 
 var (
 	// params are the parameters of the URL, without those of the engine.
-	params = slices.Concat(tlsParams, []string{"db", "fence_ttl", "max_ttl", "allow_unsafe_nodes", "allow_eviction"})
+	params = append([]string{"db", "fence_ttl", "max_ttl", "allow_unsafe_nodes", "allow_eviction"}, tlsParams...)
 
 	tlsParams = []string{"ca", "cert", "key", "server_name"}
 )
@@ -113,13 +113,13 @@ func options(p map[string]string) (*Options, error) {
 	}
 	if text, ok := p["max_ttl"]; ok {
 		if o.MaxTTL, err = time.ParseDuration(text); err != nil || o.MaxTTL <= 0 {
-			return nil, fmt.Errorf("%w: parameter max_ttl=%q: want a positive duration such as 30s", backend.ErrInvalid, text)
+			return nil, invalid("parameter max_ttl=%q: want a positive duration such as 30s", text)
 		}
 	}
 
 	if text, ok := p["allow_unsafe_nodes"]; ok {
 		if o.AllowUnsafeNodes, err = strconv.ParseBool(text); err != nil {
-			return nil, fmt.Errorf("%w: parameter allow_unsafe_nodes=%q: want true or false", backend.ErrInvalid, text)
+			return nil, invalid("parameter allow_unsafe_nodes=%q: want true or false", text)
 		}
 	}
 	return o, nil
@@ -131,7 +131,9 @@ func options(p map[string]string) (*Options, error) {
 // If a node answers with an error, such as a wrong password, or if its server must not store locks,
 // probe returns that error, because it will not change by waiting. A node that is silent, refuses
 // connections or has no address may be back soon, so the result missing has its error.
-func probe(ctx context.Context, m *members, probes []func(context.Context) error) (missing, err error) {
+func probe(
+	ctx context.Context, m *members, probes []func(context.Context) error,
+) (missing, err error) {
 	errs := make([]error, len(m.nodes))
 	for i, n := range m.nodes {
 		// This is the error of a node whose result does not arrive in time.

@@ -28,7 +28,9 @@ type redsyncClient struct {
 	vote                     func() (bool, error)
 }
 
-func (c redsyncClient) SetNX(ctx context.Context, _ string, _ any, _ time.Duration) *goredis9.BoolCmd {
+func (c redsyncClient) SetNX(
+	context.Context, string, any, time.Duration,
+) *goredis9.BoolCmd {
 	return goredis9.NewBoolResult(c.vote())
 }
 

@@ -3,7 +3,6 @@ package redlock
 import (
 	"context"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -23,7 +22,10 @@ type renewal struct {
 }
 
 // renewAll makes renewals whose holds are set.
-func renewAll(ctx context.Context, m *members, renewals []*renewal, done func(i int, g backend.Grant, err error)) {
+func renewAll(
+	ctx context.Context, m *members, renewals []*renewal,
+	done func(i int, g backend.Grant, err error),
+) {
 	if len(renewals) == 0 {
 		return
 	}
@@ -99,7 +101,7 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 		case err != nil:
 			cast(j, err)
 		default:
-			cast(j, fmt.Errorf("%s: no answer within %v: %w", n.name, timeout, os.ErrDeadlineExceeded))
+			cast(j, n.noAnswer(timeout))
 		}
 	}
 
@@ -137,9 +139,11 @@ func (r *renewal) answer(n *node, reply any, prolonged bool) (vote error, repair
 	return nil, nil
 }
 
-// decodeRenewal decodes a reply of renew.lua. It returns whether the node has the record, the node's
-// mark, and the node's time in ms if the script has not prolonged the hold.
-func decodeRenewal(n *node, reply any, key string) (found bool, mark string, clock int64, err error) {
+// decodeRenewal decodes a reply of renew.lua. It returns whether the node has the record, the
+// node's mark, and the node's time in ms if the script has not prolonged the hold.
+func decodeRenewal(
+	n *node, reply any, key string,
+) (found bool, mark string, clock int64, err error) {
 	parts, _ := reply.([]any)
 	if len(parts) == 1 && parts[0] == int64(-1) {
 		return false, "", 0, noFence(n, key)
@@ -166,8 +170,8 @@ func decodeRenewal(n *node, reply any, key string) (found bool, mark string, clo
 // noFence returns the error of a node whose fence counter has a value that is not a number. hasp
 // never overwrites such a value.
 func noFence(n *node, key string) error {
-	return fmt.Errorf("%s: the value of %q is no fence counter; remove it, so that hasp can begin a new one",
-		n.name, redisstore.DerivedKey("fence", key))
+	const text = "%s: the value of %q is no fence counter; remove it, so that hasp can begin a new one"
+	return fmt.Errorf(text, n.name, redisstore.DerivedKey("fence", key))
 }
 
 // repair writes the hold to a node. The record ends with the lease, however late the command
@@ -188,7 +192,10 @@ func (r *renewal) repair(n *node, clock int64, read time.Time) {
 	r.hs.m.work.Go(func() {
 		defer close(ended)
 		end := strconv.FormatInt(clock+left.Milliseconds(), 10)
-		call := redisstore.Call{Keys: []string{redisstore.LockKey(r.c.Key)}, Args: []string{r.h.record, end}}
+		call := redisstore.Call{
+			Keys: []string{redisstore.LockKey(r.c.Key)},
+			Args: []string{r.h.record, end},
+		}
 		arrives := false
 		err := n.call(r.c.Timeout, func(ctx context.Context) error {
 			reply, err := n.store.Run(ctx, repairScript, call)
@@ -249,7 +256,7 @@ func (r *renewal) adopt(ctx context.Context) error {
 		}
 	}
 	if h.counting(m.now()) < m.quorum() {
-		return fmt.Errorf("the hold ends in %v: another program can resume it only if %v of the term are left",
+		return fmt.Errorf("the hold ends in %v: another program can resume it only if %v are left",
 			remaining(*s.holder).Round(time.Millisecond), 2*attemptTime)
 	}
 	r.hs.add(h)

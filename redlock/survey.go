@@ -13,14 +13,18 @@ import (
 
 // survey is the sum of the nodes' reports about a key.
 type survey struct {
-	on      []*redisstore.Found // by node; nil if the node has not answered, or has returned an error
+	on      []*redisstore.Found // by node; nil if there is no answer
 	errs    []error             // by node
 	answers int                 // how many nodes have answered or returned an error
 
 	// These follow from the reports.
-	holder *redisstore.Found  // the record that a quorum has, with the rest of its term on the quorum; or nil
+	holder *redisstore.Found  // the record of a quorum, with the rest of its term there; or nil
 	taken  []redisstore.Found // the records of all nodes that have one, the shortest term first
 	free   int                // how many nodes have no record
+}
+
+func newSurvey(nodes int) *survey {
+	return &survey{on: make([]*redisstore.Found, nodes), errs: make([]error, nodes)}
 }
 
 // quorum is the smallest majority of the nodes.
@@ -37,7 +41,9 @@ func (s *survey) add(i int, f *redisstore.Found, err error) {
 		s.free++
 	default:
 		s.taken = append(s.taken, *f)
-		slices.SortFunc(s.taken, func(a, b redisstore.Found) int { return cmp.Compare(remaining(a), remaining(b)) })
+		slices.SortFunc(s.taken, func(a, b redisstore.Found) int {
+			return cmp.Compare(remaining(a), remaining(b))
+		})
 	}
 	s.on[i] = f
 
@@ -93,8 +99,8 @@ func (s *survey) record(i int) (record string, most int) {
 	return s.on[i].Record, most
 }
 
-// unheld reports whether the key surely has no holder, because no record can have a quorum, whatever
-// records the silent nodes have.
+// unheld reports whether the key surely has no holder, because no record can have a quorum,
+// whatever records the silent nodes have.
 func (s *survey) unheld() bool {
 	if s.free >= s.quorum() {
 		return true
@@ -139,8 +145,8 @@ func (s *survey) status() (st backend.Status) {
 }
 
 // askFor asks the nodes about c.Key, until their answers show whether there is a holder. After a
-// quorum has answered, askFor waits at most the time leadTimeout for the lead, and for answers that decide
-// this. So a hanging node delays callers only that long.
+// quorum has answered, askFor waits at most the time leadTimeout for the lead, and for answers that
+// decide this. So a hanging node delays callers only that long.
 func askFor(ctx context.Context, m *members, c backend.Claim, lead int) *survey {
 	// All attempts of c have failed, so their records are about to be released.
 	skip := func(record string) bool { return isOf(record, c.Token) }

@@ -19,7 +19,7 @@ import (
 // in turns.lua).
 const (
 	minSleep   = time.Millisecond
-	firstSleep = 50 * time.Millisecond  // the first sleep of the first waiter; it doubles with each look
+	firstSleep = 50 * time.Millisecond  // the first sleep of the first waiter; it doubles each time
 	maxPoll    = 100 * time.Millisecond // the longest sleep of a waiter without a subscription
 	lookEvery  = 300 * time.Millisecond // the longest sleep of the first waiter
 	laterEvery = 600 * time.Millisecond // the longest sleep of the others
@@ -44,7 +44,7 @@ type waiting struct {
 	trip   time.Duration      // how long the last look took
 
 	surveyed  time.Time // when all nodes were last asked
-	leftover  string    // what strayed found on the lead at that time: the lead's record, a text about a record that the lead lacks, or empty
+	leftover  string    // the lead's record at that time, a text about a record that it lacks, or empty
 	seenSince time.Time // the time since which leftover has been the same
 }
 
@@ -84,7 +84,8 @@ func (w *waiting) wait(ctx context.Context) (backend.Grant, error) {
 		case took >= c.Timeout/3:
 			// ctx has ended the look, but no quorum has answered for a third of the Timeout, so the
 			// last answer is too old.
-			err = fmt.Errorf("no quorum has answered for %v: %w", took.Round(time.Millisecond), os.ErrDeadlineExceeded)
+			took = took.Round(time.Millisecond)
+			err = fmt.Errorf("no quorum has answered for %v: %w", took, os.ErrDeadlineExceeded)
 			return backend.Grant{}, &backend.UnavailableError{Since: began, Err: err}
 		}
 		w.sleep(ctx)
@@ -123,7 +124,9 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 
 // surveyAndTry asks all nodes for the holder, after the lead has refused an attempt. It makes
 // another attempt if the key may be free.
-func (w *waiting) surveyAndTry(ctx context.Context, lead int, began time.Time) (backend.Grant, error) {
+func (w *waiting) surveyAndTry(
+	ctx context.Context, lead int, began time.Time,
+) (backend.Grant, error) {
 	w.surveyed = began
 	s := askFor(ctx, w.ct.m, w.c, lead)
 	strayed := w.strayed(lead, s)
@@ -188,7 +191,8 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		}
 	}
 	channel := channelOf(w.c.Key) + ":" + w.ct.id
-	w.ear, _ = n.store.Subscribe(ctx, channel, redisstore.LockKey(w.c.Key), func(token string, _ bool) {
+	lockKey := redisstore.LockKey(w.c.Key)
+	w.ear, _ = n.store.Subscribe(ctx, channel, lockKey, func(token string, _ bool) {
 		if token == w.c.Token {
 			// A clean-up of this waiter has woken another one of the driver. Without a pause, this
 			// waiter would ask and clean up without end.
@@ -200,8 +204,8 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 }
 
 // leave starts a goroutine that removes the waiter from the queue on a node. If the key is free,
-// the node wakes the next waiter. If the removal fails, or a vote in flight queues the waiter again,
-// the waiter's place ends a second after its last look.
+// the node wakes the next waiter. If the removal fails, or a vote in flight queues the waiter
+// again, the waiter's place ends a second after its last look.
 func (w *waiting) leave(n *node) {
 	w.ct.m.spawn(func() {
 		_, _ = n.run(w.c.Timeout, leaveScript, redisstore.Call{
@@ -244,7 +248,7 @@ func (w *waiting) strayed(lead int, s *survey) bool {
 func (w *waiting) attempt(ctx context.Context, lead int) (g backend.Grant, err error) {
 	w.number++
 	w.asked = time.Now()
-	g, w.answer, err = w.ct.attemptOf(ctx, w.c, w.number, lead, w.waiter, w.began)
+	g, w.answer, err = w.ct.attempt(ctx, w.c, w.number, lead, w)
 	if w.answer == behindFree {
 		w.answer = behind
 	}
@@ -271,7 +275,8 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 		longest = laterEvery
 	}
 
-	d := longest - rand.N(longest/6) // subtract a random part, but never add one, because only looks keep the place in the queue
+	// Subtract a random part, but never add one, because only looks keep the place in the queue.
+	d := longest - rand.N(longest/6)
 	if w.answer != behind {
 		first := firstSleep
 		if w.answer == leadYes {
@@ -286,7 +291,8 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	// The first waiter makes an attempt when the holder's term ends according to the last survey.
 	if w.held != nil && w.answer != behind {
 		if left := w.held.RetryAfter - time.Since(w.surveyed); left > 0 {
-			d = min(d, left+minSleep+rand.N(left/16+2*minSleep)) // Redis frees a key after its last millisecond
+			// Redis frees a key after its last millisecond.
+			d = min(d, left+minSleep+rand.N(left/16+2*minSleep))
 		}
 	}
 
