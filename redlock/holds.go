@@ -59,8 +59,8 @@ func newHolds(m *members, o *Options, wanted func(key string)) *holds {
 // max_ttl has passed, so all earlier leases must have ended at that time.
 func (hs *holds) checkTTL(ttl time.Duration) error {
 	if ttl > hs.maxTTL {
-		const text = "a term of %v is longer than max_ttl, %v: ask for a shorter term, or raise max_ttl in all programs"
-		return invalid(text, ttl, hs.maxTTL)
+		return invalid("a term of %v is longer than max_ttl, %v: ask for a shorter term, "+
+			"or raise max_ttl in all programs", ttl, hs.maxTTL)
 	}
 	return nil
 }
