@@ -28,7 +28,7 @@ const (
 
 	// probeEvery is the shortest time between two calls to a suspect node, so that callers rarely
 	// wait for that node, and few calls wait for its answer. A node is suspect if a call to it has
-	// timed out, and no later call was answered, or if it refuses or closes every connection. But
+	// timed out after that time, and no later call was answered, or if it refuses or closes every connection. But
 	// if a quorum needs a node that refuses connections, callers ask it at any time.
 	probeEvery = 200 * time.Millisecond
 
@@ -115,10 +115,11 @@ func (n *node) votes() bool {
 func (n *node) suspicion() (why error, hangs bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.suspectSince.IsZero() || n.refusal != nil {
+	silent := time.Since(n.suspectSince).Round(time.Millisecond)
+	// A renewal of a short term may wait for less than the node needs. The next try waits for longer.
+	if n.suspectSince.IsZero() || n.refusal != nil || silent < probeEvery {
 		return n.refusal, false
 	}
-	silent := time.Since(n.suspectSince).Round(time.Millisecond)
 	return fmt.Errorf("%s: no answer for %v: %w", n.name, silent, os.ErrDeadlineExceeded), true
 }
 

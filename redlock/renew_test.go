@@ -303,6 +303,23 @@ func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 	})
 }
 
+// The engine tries a renewal for a short time first, and then for longer, so that a distant node
+// over a new connection can answer. The first try alone must not make the node suspect.
+func TestARenewalIsTriedAgainForLonger(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		for _, v := range tr.vs {
+			v.Proxy.StallRequests()
+			time.AfterFunc(110*time.Millisecond, v.Proxy.Flow)
+		}
+		for i, timeout := range []time.Duration{100 * time.Millisecond, 200 * time.Millisecond} {
+			c.Timeout = timeout
+			if err := renewOne(tr.d, c, timeout); (err == nil) != (i == 1) {
+				t.Errorf("within %v: %v", timeout, err)
+			}
+		}
+	})
+}
+
 // Renewals leave a node alone that hangs, as other calls do.
 func TestRenewalsWaitForFewAnswersOfANodeThatHangs(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
