@@ -192,7 +192,6 @@ func (n *node) run(
 func (n *node) report(calls []redisstore.Call, timeout time.Duration) ([]redisstore.Found, error) {
 	found := make([]redisstore.Found, len(calls))
 	err := n.call(timeout, func(ctx context.Context) (err error) {
-		answered := 0
 		n.store.RunEach(ctx, inspectScript, calls, func(i int, reply any, e error) {
 			f, ok := redisstore.Decode(reply)
 			if e == nil && !ok {
@@ -200,14 +199,9 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) ([]redisst
 			}
 			if e != nil {
 				err = e
-				return
 			}
 			found[i] = f
-			answered++
 		})
-		if err == nil && answered < len(calls) {
-			return ctx.Err()
-		}
 		return err
 	})
 	return found, err

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
@@ -156,7 +158,7 @@ func probe(
 			case errors.Is(err, errSameServer):
 				final = fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 				return 0
-			case err != nil && (resp.IsReply(err) || redisstore.IsUnfit(err)):
+			case lasting(err):
 				final = err
 				return openGrace // other nodes may say the same
 			case well == m.quorum():
@@ -180,4 +182,16 @@ func probe(
 		return outage(errs), nil
 	}
 	return nil, nil
+}
+
+// lasting reports whether a node has answered with an error that does not change by waiting, or has
+// a server that must not store locks. A server that loads its data, runs a slow script or has too
+// many clients will be back.
+func lasting(err error) bool {
+	for _, passing := range []string{"LOADING", "BUSY", "max number of clients"} {
+		if goredis.HasErrorPrefix(err, passing) {
+			return false
+		}
+	}
+	return redisstore.IsUnfit(err) || resp.IsReply(err)
 }

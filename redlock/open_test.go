@@ -235,6 +235,7 @@ func TestOpenRefusesANodeThatCanNeverVote(t *testing.T) {
 	good := redistest.StartNodes(t, 2, &redistest.Options{Own: true, Real: true})
 	for want, spoil := range map[string]func(srv *redistest.Server){
 		"NOAUTH":     func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "requirepass", "secret") },
+		"WRONGPASS":  func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "requirepass", "secret") },
 		"evict":      func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru") },
 		"is a repli": func(srv *redistest.Server) { srv.Client().SlaveOf(t.Context(), "127.0.0.1", "1") },
 		"":           (*redistest.Server).Kill,
@@ -248,7 +249,11 @@ func TestOpenRefusesANodeThatCanNeverVote(t *testing.T) {
 				missing = append(missing, e.Err.Error())
 			}
 		}}
-		c, err := hasp.Open(t.Context(), "redlock+"+strings.TrimSuffix(good.URL(), "/0")+","+srv.Addr, o)
+		nodes := []string{good.URL(), "redis://" + srv.Addr}
+		if want == "WRONGPASS" {
+			nodes[1] = "redis://:hunter2@" + srv.Addr
+		}
+		c, err := hasp.Config{Strategy: "redlock", Nodes: nodes}.Open(t.Context(), o)
 		if want != "" {
 			says(t, want, err, false, want, srv.Addr, "can never vote")
 			continue

@@ -59,17 +59,21 @@ func renewAll(
 // renewOn renews holds on one node, and then repairs those that need it. It continues after
 // renewAll has returned.
 func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
-	timeout := renewals[0].c.Timeout
-	answered := make([]bool, len(renewals))
-	repairs := make([]func(), len(renewals))
-	cast := func(j int, vote error) {
-		answered[j] = true
-		if renewals[j].ballot.cast(n.i, vote) {
-			decided <- renewals[j] // never blocks
+	cast := func(r *renewal, vote error) {
+		if r.ballot.cast(n.i, vote) {
+			decided <- r // never blocks
 		}
 	}
+	if why := n.admit(); why != nil {
+		for _, r := range renewals {
+			cast(r, why)
+		}
+		return
+	}
 
-	err := n.call(timeout, func(ctx context.Context) (err error) {
+	timeout := renewals[0].c.Timeout
+	repairs := make([]func(), len(renewals))
+	_ = n.exchange(timeout, func(ctx context.Context) (err error) {
 		calls := make([]redisstore.Call, len(renewals))
 		for j, r := range renewals {
 			// A record that does not count must not outlast the term that a quorum has granted, so
@@ -81,29 +85,17 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 			calls[j] = r.hs.renewCall(r.c, r.h, term)
 		}
 		n.store.RunEach(ctx, renewScript, calls, func(j int, reply any, e error) {
+			vote := e
 			if e != nil {
 				err = e
-				cast(j, n.nodeError(e, timeout))
-				return
+				vote = n.nodeError(e, timeout)
+			} else {
+				vote, repairs[j] = renewals[j].answer(n, reply, calls[j].Args[1] != "")
 			}
-			vote, repair := renewals[j].answer(n, reply, calls[j].Args[1] != "")
-			repairs[j] = repair
-			cast(j, vote)
+			cast(renewals[j], vote)
 		})
 		return err
 	})
-
-	// RunEach does not report calls that received no reply in time. The outcome of these calls is
-	// unknown, so they do not count as refusals.
-	for j := range renewals {
-		switch {
-		case answered[j]:
-		case err != nil:
-			cast(j, err)
-		default:
-			cast(j, n.noAnswer(timeout))
-		}
-	}
 
 	// Each ballot is decided in time, because all nodes vote within their Timeout.
 	for j, repair := range repairs {
