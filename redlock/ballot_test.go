@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// silent is the vote of a node that does not vote.
-var silent = errors.New("silent")
+// errSilent is the vote of a node that does not vote.
+var errSilent = errors.New("silent")
 
 // last returns the verdict if no vote is pending.
 func last(taking bool, n int, count map[error]int) error {
@@ -17,7 +17,7 @@ func last(taking bool, n int, count map[error]int) error {
 		return errPending // redsync counts these votes
 	case count[nil] >= quorum:
 		return nil
-	case taking && count[silent] > n-quorum:
+	case taking && count[errSilent] > n-quorum:
 		return errNoQuorum
 	case taking || count[errNo] > n-quorum:
 		return errNo
@@ -31,7 +31,7 @@ func sure(taking bool, n int, count map[error]int) error {
 		return last(taking, n, count)
 	}
 	var all []error
-	for _, v := range []error{nil, errNo, silent} {
+	for _, v := range []error{nil, errNo, errSilent} {
 		next := maps.Clone(count)
 		next[errPending]--
 		next[v]++
@@ -52,7 +52,7 @@ func TestABallotIsDecidedOnceByTheDecidingVote(t *testing.T) {
 			for sequence := range 1 << (2 * n) { // two bits for each vote
 				b, count, want := newBallot(make([]string, n), taking), map[error]int{errPending: n}, errPending
 				for i := range n {
-					v := []error{nil, errNo, silent, silent}[sequence>>(2*i)&3]
+					v := []error{nil, errNo, errSilent, errSilent}[sequence>>(2*i)&3]
 					count[errPending]--
 					count[v]++
 					before := want

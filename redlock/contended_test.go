@@ -47,14 +47,6 @@ func (c *crowd) claim() backend.Claim {
 	return backend.Claim{Key: "k", Token: fmt.Sprintf("token-%016d", c.number.Add(1)), Owner: "me", TTL: 30 * time.Second, Timeout: time.Second}
 }
 
-// commands returns how many commands the nodes have got.
-func (c *crowd) commands() (total int64) {
-	for _, v := range c.vs {
-		total += v.Proxy.Count()
-	}
-	return total
-}
-
 // waits makes one client wait, runs after, and returns how long after that the client got the key.
 func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 	synctest.Test(t, func(t *testing.T) {

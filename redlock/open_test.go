@@ -237,7 +237,7 @@ func TestOpenRefusesANodeThatCanNeverVote(t *testing.T) {
 		"NOAUTH":     func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "requirepass", "secret") },
 		"WRONGPASS":  func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "requirepass", "secret") },
 		"evict":      func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru") },
-		"is a repli": func(srv *redistest.Server) { srv.Client().SlaveOf(t.Context(), "127.0.0.1", "1") },
+		"is a repli": func(srv *redistest.Server) { srv.Client().ReplicaOf(t.Context(), "127.0.0.1", "1") },
 		"":           (*redistest.Server).Kill,
 	} {
 		srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})

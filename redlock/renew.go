@@ -90,7 +90,7 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 				err = e
 				vote = n.nodeError(e, timeout)
 			} else {
-				vote, repairs[j] = renewals[j].answer(n, reply, calls[j].Args[1] != "")
+				repairs[j], vote = renewals[j].answer(n, reply, calls[j].Args[1] != "")
 			}
 			cast(renewals[j], vote)
 		})
@@ -112,20 +112,20 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 // answer returns the node's vote that follows from a reply. If the node lacks the record, or its
 // record does not count, answer also returns a function that repairs the node. The argument
 // prolonged says that the call has prolonged the hold.
-func (r *renewal) answer(n *node, reply any, prolonged bool) (vote error, repair func()) {
+func (r *renewal) answer(n *node, reply any, prolonged bool) (repair func(), vote error) {
 	found, _, clock, err := decodeRenewal(n, reply, r.c.Key)
 	read := r.hs.m.now()
 	switch {
 	case err != nil:
-		return err, nil
+		return nil, err
 	case !found:
 		r.hs.lose(r.h, n.i, r.began)
-		return errNo, func() { r.repair(n, clock, read) }
+		return func() { r.repair(n, clock, read) }, errNo
 	case !prolonged:
 		err := fmt.Errorf("%s: has a record that counts from the next renewal on", n.name)
-		return err, func() { r.repair(n, clock, read) }
+		return func() { r.repair(n, clock, read) }, err
 	case !r.hs.counts(r.h, n.i):
-		return fmt.Errorf("%s: has a record that may be of a late command", n.name), nil
+		return nil, fmt.Errorf("%s: has a record that may be of a late command", n.name)
 	}
 	r.hs.count(r.h, n.i, r.began, r.c.TTL, 0)
 	return nil, nil
