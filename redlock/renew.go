@@ -218,8 +218,11 @@ func (r *renewal) adopt(ctx context.Context) error {
 	began := m.now()
 	own := func(record string) bool { return !isOf(record, c.Token) }
 	s := m.query(ctx, []string{c.Key}, c.Timeout, own, func(all []*survey) time.Duration {
-		if all[0].holder != nil || all[0].unheld() {
+		switch {
+		case all[0].unheld():
 			return 0
+		case all[0].holder != nil:
+			return leadTimeout // the records of late nodes would not count
 		}
 		return forever
 	})[0]
