@@ -274,8 +274,7 @@ func WithoutReentry() Option {
 // immediately returns ErrInvalid. A shared lease cannot become exclusive, because two leases that
 // tried would wait for each other.
 //
-// With WithFence, a shared lease also gets a fence. With redlock, two shared leases that begin at
-// the same moment may get the same fence. A resource that checks the fences of readers and writers
+// With WithFence, a shared lease also gets a fence. A resource that checks the fences of readers and writers
 // keeps two numbers: the largest fence that it has seen, and the largest that it has seen with a
 // write. It refuses a write whose fence is smaller than the first number, and a read whose fence is
 // smaller than the second.
@@ -362,6 +361,10 @@ const (
 	// caller is still at work, or has forgotten to unlock. The event comes once for a lease, but
 	// not for Do, DoAll and Lead, which never forget to unlock.
 	EventStillHeld EventKind = "still held"
+
+	// EventDegraded says that Open has succeeded although a part of the store does not answer, such
+	// as a node of redlock. Err names the part. The event comes once, and has no key and no ID.
+	EventDegraded EventKind = "degraded"
 )
 
 // Event reports one change of a lock, for metrics, traces and logs. It contains no token and no
@@ -389,8 +392,8 @@ type Event struct {
 }
 
 // LogEvents returns an [Options.Observe] that writes to l. A lost lease has the level Error. These
-// have Warn: the first failure of a row of failed renewals, a Lock refused with ErrUnavailable, and
-// EventStillWaiting, or Info if Lead waits. EventRenewed, which ends such a row, and EventStillHeld,
+// have Warn: the first failure of a row of failed renewals, a Lock refused with ErrUnavailable,
+// EventDegraded, and EventStillWaiting, or Info if Lead waits. EventRenewed, which ends such a row, and EventStillHeld,
 // which finds a forgotten Unlock, have Info. All other events have Debug, which slog does not show
 // by default. A message is, for example, "hasp: acquired", with the attributes key, id, op, wait,
 // hold, failures, fence and err, as far as the event has them. If l is nil, LogEvents calls
@@ -434,7 +437,7 @@ func (e Event) level() slog.Level {
 		return slog.LevelWarn
 	case e.Kind == EventRefused && errors.Is(e.Err, ErrUnavailable):
 		return slog.LevelWarn
-	case e.Kind == EventStillWaiting && e.Op != "lead":
+	case e.Kind == EventStillWaiting && e.Op != "lead", e.Kind == EventDegraded:
 		return slog.LevelWarn
 	case e.Kind == EventStillWaiting, e.Kind == EventStillHeld, e.Kind == EventRenewed:
 		return slog.LevelInfo

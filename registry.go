@@ -161,6 +161,11 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
 	}
+	if part, ok := d.(backend.Degraded); ok {
+		if err := part.Missing(); err != nil {
+			client.observer.call(ctx, Event{Kind: EventDegraded, Err: err})
+		}
+	}
 	return client, nil
 }
 

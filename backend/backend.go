@@ -327,6 +327,15 @@ type Inspector interface {
 	Break(ctx context.Context, key string) error
 }
 
+// Degraded is a [Driver] that can be opened although a part of its store does not answer.
+type Degraded interface {
+	Driver
+
+	// Missing says which parts did not answer when the driver was opened, and why. It returns nil if
+	// all did.
+	Missing() error
+}
+
 // Lister is a [Driver] that can list the keys that are held or waited for.
 type Lister interface {
 	Driver

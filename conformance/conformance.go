@@ -73,7 +73,7 @@ type Harness struct {
 
 	// Term is the term of leases that expire in a clause; default 400 ms. The suite rounds Term up
 	// as the driver's Traits say. Long is a term that outlasts every clause; its default and
-	// minimum are 1 min. Timeout bounds one call to the store; default 3 s.
+	// minimum are 1 min, or Traits.MaxTTL if that is shorter. Timeout bounds one call to the store; default 3 s.
 	Term, Long, Timeout time.Duration
 
 	// Only selects clauses by name. If it is nil, all clauses run.

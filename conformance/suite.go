@@ -39,7 +39,7 @@ func (s *suite) paceOf(n int) allowance {
 		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}
 	if most := s.traits.MaxTTL; most > 0 {
 		// Stay below MaxTTL, because Extend adds the drift to the term that it asks for.
-		p.long = min(p.long, max(most-2*backend.Drift(most), s.h.Long))
+		p.long = min(p.long, most-2*backend.Drift(most))
 	}
 	p.term = s.granted(max(s.h.Term, min(p.term, p.long/8)))
 	return p

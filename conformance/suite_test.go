@@ -118,11 +118,11 @@ func newTestSuite(t *testing.T) *suite {
 
 // In the last try, terms are about half a minute, and long holds outlast them.
 func TestPace(t *testing.T) {
-	for _, most := range []time.Duration{0, 2 * time.Minute} {
+	for _, most := range []time.Duration{0, 2 * time.Minute, 10 * time.Second} {
 		s := &suite{traits: backend.Traits{MaxTTL: most}}
 		s.h.setDefaults()
 		p := s.paceOf(tries - 1)
-		if p.term < 14*time.Second || most == 0 && p.term < 25*time.Second || p.long < 8*p.term || most > 0 && p.long+2*backend.Drift(p.long) > most {
+		if most != 10*time.Second && p.term < 14*time.Second || most == 0 && p.term < 25*time.Second || p.long < 8*p.term || most > 0 && p.long+2*backend.Drift(p.long) > most {
 			t.Errorf("with a MaxTTL of %v: %+v", most, p)
 		}
 	}

@@ -22,7 +22,7 @@ func TestForeignValues(t *testing.T) {
 	s := strategytest.Strategy{
 		Name: "redlock",
 		New: func(rdb redis.UniversalClient, _ time.Duration) (backend.Driver, error) {
-			return NewDriver([]redis.UniversalClient{rdb}, &Options{Durable: true, AllowUnsafeNodes: true})
+			return NewDriver([]redis.UniversalClient{rdb}, &Options{MaxTTL: longTerm, AllowUnsafeNodes: true})
 		},
 		Foreign: map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
 			"hash": func(ctx context.Context, rdb *redis.Client, key string) error {
@@ -40,6 +40,6 @@ func TestConformance(t *testing.T) {
 	// first, later once a second. A poll costs an attempt on one node and a script on each.
 	cost := conformance.Cost{Acquire: 10.5, Renew: 4.5, Release: 3, Waiting: 36}
 	strategytest.Conform(t, 3, conformance.Harness{Cost: cost}, func(nodes []redis.UniversalClient) backend.Driver {
-		return await.Value(NewDriver(nodes, &Options{Durable: true})).(*driver)
+		return await.Value(NewDriver(nodes, &Options{MaxTTL: longTerm})).(*driver)
 	})
 }

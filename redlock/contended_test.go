@@ -47,14 +47,6 @@ func (c *crowd) claim() backend.Claim {
 	return backend.Claim{Key: "k", Token: fmt.Sprintf("token-%016d", c.number.Add(1)), Owner: "me", TTL: 30 * time.Second, Timeout: time.Second}
 }
 
-// commands returns how many commands the nodes have got.
-func (c *crowd) commands() (total int64) {
-	for _, v := range c.vs {
-		total += v.Proxy.Count()
-	}
-	return total
-}
-
 // waits makes one client wait, runs after, and returns how long after that the client got the key.
 func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
@@ -160,7 +152,7 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 func TestAWaiterPausesAfterItsOwnCleanUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 3, 1)
-		w := &waiting{d: c.drivers[0], c: c.claim(), wake: make(chan struct{}, 1), queue: noLead}
+		w := &waiting{ct: c.drivers[0].ct, c: c.claim(), wake: make(chan struct{}, 1), queue: noLead}
 		w.stand(t.Context(), 0)
 		defer w.stand(t.Context(), noLead)
 		time.Sleep(time.Second)
@@ -170,7 +162,7 @@ func TestAWaiterPausesAfterItsOwnCleanUp(t *testing.T) {
 			default:
 			}
 			began := time.Now()
-			channel := redisstore.DerivedKey("channel", w.c.Key) + ":" + w.d.id
+			channel := redisstore.DerivedKey("channel", w.c.Key) + ":" + w.ct.id
 			await.Must(t, c.vs[0].Direct().Publish(t.Context(), channel, token).Err())
 			<-w.wake
 			if took := time.Since(began); took < least || took > least+minSleep/2 {

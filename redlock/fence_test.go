@@ -92,12 +92,12 @@ func TestACounterThatIsNotANumberIsReportedAndKept(t *testing.T) {
 		// A node that leads must not lead any more, because it has not queued the caller.
 		for lead := range 2 {
 			c := aFenced("k")
-			if _, err := tr.d.tryAcquire(t.Context(), c, 0, lead, &queueState{}); err != nil {
+			if _, err := tryOnce(t, tr.d, c, 0, lead); err != nil {
 				t.Errorf("lead %d: %v", lead, err)
 			}
 			synctest.Wait()
-			if !tr.d.leads("k", 0) || tr.d.leads("k", 1) != (lead == 0) {
-				t.Errorf("lead %d: node 1 may lead: %v, node 2, which has no counter: %v", lead, tr.d.leads("k", 0), tr.d.leads("k", 1))
+			if !tr.d.ct.mayLead("k", 0) || tr.d.ct.mayLead("k", 1) != (lead == 0) {
+				t.Errorf("lead %d: node 1 may lead: %v, node 2, which has no counter: %v", lead, tr.d.ct.mayLead("k", 0), tr.d.ct.mayLead("k", 1))
 			}
 			tr.release(t, tr.d, c)
 		}
@@ -109,10 +109,11 @@ func TestACounterThatIsNotANumberIsReportedAndKept(t *testing.T) {
 func TestNoFenceFollowsTheLargest(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		for i, reply := range []string{"+9007199254740993\r\n+mark", "+0\r\n+mark", "+5\r\n:1"} {
-			a := tr.d.newAttempt(aFenced("k"), 0, noLead, &queueState{})
-			tr.vs[i].Proxy.Answer(a.record, "*4\r\n:1\r\n"+reply+"\r\n+run\r\n")
-			if v, fence, _, err := tr.d.nodes[i].sendAcquire(t.Context(), a); v != unknown || err == nil {
-				t.Errorf("%q: vote %v, fence %d, %v", reply, v, fence, err)
+			c := aFenced("k")
+			a := &attempt{hs: tr.d.hs, c: c, h: newHold(c, 0, noLead, tr.d.m), lead: noLead}
+			tr.vs[i].Proxy.Answer(a.h.record, "*4\r\n:1\r\n"+reply+"\r\n+run\r\n")
+			if _, fence, known, err := a.send(t.Context(), tr.d.m.nodes[i]); known || err == nil {
+				t.Errorf("%q: known %v, fence %d, %v", reply, known, fence, err)
 			}
 		}
 	})

@@ -78,7 +78,7 @@ func TestKeepThatAMinorityMisses(t *testing.T) {
 func TestKeepAfterARepairOnItsWay(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
 		tr.lose("0", "k")
-		hold(tr.vs[0].Proxy, c.Token+"#"+c.Owner, 300*time.Millisecond)
+		holdNext(tr.vs[0].Proxy, c.Token+"#"+c.Owner, 300*time.Millisecond)
 		tr.renews(t, "with two of three", c)
 		synctest.Wait()
 		c = strategytest.Kept(c, 5*time.Second)

@@ -1,31 +1,36 @@
 -- Gives this node a mark, or keeps the mark that this run of the server has.
 -- KEYS: the mark
--- ARGV: the longest term in ms; 1 if a restarted server keeps its mark; the run
--- that may vote at once; the server's time in ms until which it may; the mark
--- whose wait is over, or ''; 1 if a node without a mark stays without one
--- Returns {mark or '', this run, the server's time in ms}. A mark is "run from longest":
--- the run, the time from which it votes, the longest term of any caller in ms.
+-- ARGV: the longest term in ms; the run that may vote at once; the server's time in ms until which
+-- it may; the mark whose wait is over, or ''; 1 if a node without a mark stays without one; 1 if
+-- the server may evict keys
+-- Returns {mark or '', this run, the server's time in ms}, or an error if the server must never
+-- vote. A mark is "run from longest": the run, the time from which it votes, the longest term of
+-- any caller in ms.
+local info = redis.pcall('INFO')
+if type(info) ~= 'string' then info = redis.call('INFO', 'server') end -- a user may have no more rights
+local function field(name) return string.match(info, '\n' .. name .. ':(%S+)') end
+if field('role') == 'slave' then
+	return redis.error_reply('ERR it is a replica, so it does not vote: name the master')
+end
+local policy = field('maxmemory_policy') or 'noeviction'
+if policy ~= 'noeviction' and field('maxmemory') ~= '0' and ARGV[6] ~= '1' then
+	return redis.error_reply('ERR it may evict locks, so it does not vote: its maxmemory-policy is ' .. policy)
+end
+
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local this = string.match(redis.call('INFO', 'server'), '\nrun_id:(%S+)') or 'unknown'
+local this = field('run_id') or 'unknown'
 local old = redis.call('GET', KEYS[1])
-if not old and ARGV[6] == '1' then return {'', this, string.format('%.0f', now)} end
+if not old and ARGV[5] == '1' then return {'', this, string.format('%.0f', now)} end
 
 local longest = tonumber(ARGV[1])
 local run, from, known = string.match(old or '', '^(%S+) (%d+) (%d+)$')
-local kept = run and run == this
-if run and not kept and ARGV[2] == '1' then
-	-- A server that was a replica in this run may lack what its master had.
-	local info = redis.pcall('INFO', 'replication')
-	kept = type(info) ~= 'string' or not string.find(info, '\nsecond_repl_offset:%d')
-end
-
-if kept then
+if run and run == this then
 	from, known = tonumber(from), tonumber(known)
 	if from > 0 and longest > known then
 		-- The wait counted a shorter term than the one that is known now, so it is not over.
 		from = from + longest - known
-	elseif old == ARGV[5] then
+	elseif old == ARGV[4] then
 		from = 0
 	end
 	longest = math.max(longest, known)
@@ -37,7 +42,7 @@ else
 	run, from = this, now + longest
 end
 
-if this == ARGV[3] and now < tonumber(ARGV[4]) then from = 0 end
+if this == ARGV[2] and now < tonumber(ARGV[3]) then from = 0 end
 local mark = string.format('%s %.0f %.0f', run, from, longest)
 -- The mark never expires, because a set whose holds are only renewed must not look new.
 redis.call('SET', KEYS[1], mark)

@@ -8,6 +8,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -19,27 +21,119 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// probeEvery is the shortest time between two calls to a suspect node, so that callers rarely wait
-// for that node. A node is suspect if a call to it has timed out, or if it refuses or closes every
-// connection. But if a quorum needs a node that refuses connections, callers ask it at any time.
-const probeEvery = 200 * time.Millisecond
+const (
+	// connections is the largest number of connections to a node. The number is high, so that calls
+	// to a slow node do not wait for a connection.
+	connections = 256
+
+	// probeEvery is the shortest time between two calls to a suspect node, so that callers rarely
+	// wait for that node, and few calls wait for its answer. A node is suspect if a call to it has
+	// timed out after that time, and no later call was answered, or if it refuses or closes every connection. But
+	// if a quorum needs a node that refuses connections, callers ask it at any time.
+	probeEvery = 200 * time.Millisecond
+
+	// leadTimeout is the smallest limit on the time that a caller waits for one node.
+	leadTimeout = 20 * time.Millisecond
+
+	// inspectTimeout limits a call to a node if no claim sets the Timeout, as in Inspect and Break.
+	inspectTimeout = 3 * time.Second
+
+	// newSetPause is how long markNewSet waits for another process that may be marking the set.
+	newSetPause = 100 * time.Millisecond
+
+	// newSetTTL limits, by the servers' clocks, the time between finding that a set is new and
+	// writing its marks.
+	newSetTTL = 5 * time.Second
+
+	// unknownRun is the run of a server whose INFO names no run.
+	unknownRun = "unknown"
+)
+
+// These values tell writeMark to write to any node, or only to a node that already has a mark.
+const (
+	anyNode    = "0"
+	onlyMarked = "1" // the script does not write to a node without a mark
+)
+
+// markKey is the key of a node's mark. The mark names the run of the server (its run_id), and the
+// time from which that run votes. A server that was restarted or has lost its data may have
+// forgotten a vote. So the server receives a new mark, and does not vote until the longest term of
+// any caller has passed. At that time, every lease for which it may have voted has ended. Each vote
+// comes with the mark and the run of the server that voted. See docs/redlock.md.
+const markKey = "hasp:{redlock}:mark"
+
+// standing is a node's right to vote, as the node reported it.
+type standing struct {
+	run       string    // empty if the server was not asked for it
+	mark      string    // empty if the node has none
+	asked     time.Time // a time just before the node was asked
+	answered  int64     // the node's time in ms when it answered
+	votesFrom time.Time // when the node may begin to vote, by our clock; zero if it may vote now
+}
 
 // node is one of the masters.
 type node struct {
-	d       *driver
-	i       int // the index in d.nodes
-	store   *redisstore.Store
-	name    string       // as the store's errors name it
-	latency atomic.Int64 // smoothed answer time in ns; 0 means unknown, and then the node cannot lead
-	marks   marks
+	m     *members
+	i     int // the index in m.nodes
+	store *redisstore.Store
+	name  string // as the store's errors name it
 
-	cleanups map[string]*cleanup // releases to be repeated, by record or token; d.mu guards this map
+	latency    atomic.Int64             // smoothed answer time in ns; 0 if unknown, and the node cannot lead
+	turn       chan struct{}            // a mutex that can time out; full while the mark is updated
+	standing   atomic.Pointer[standing] // nil if the node has never answered
+	refreshing atomic.Bool              // a goroutine of refreshInBackground is running
 
 	mu           sync.Mutex // guards the fields below
-	suspectSince time.Time  // when the first call without an answer began; zero if the node is not suspect
-	refusal      error      // the error of a suspect node that refuses connections; nil if the node hangs
+	suspectSince time.Time  // when the first call without an answer began, or zero
+	refusal      error      // why a suspect node refuses connections; nil if it hangs
 	probed       time.Time  // when the suspect node was last asked
+	answered     time.Time  // when the last call that the node has answered began
 	disconnects  int        // how many successive calls failed because the connection was closed
+}
+
+// trip returns how long the node takes to answer, or 0 if that is not known.
+func (n *node) trip() time.Duration {
+	if why, _ := n.suspicion(); why != nil {
+		return 0
+	}
+	return time.Duration(n.latency.Load())
+}
+
+// patience returns how long a caller waits for this node before going on without it.
+func (n *node) patience() time.Duration {
+	return max(leadTimeout, 8*time.Duration(n.latency.Load()))
+}
+
+// votes reports whether the node votes, as far as the driver knows.
+func (n *node) votes() bool {
+	s := n.standing.Load()
+	return s != nil && !time.Now().Before(s.votesFrom)
+}
+
+// suspicion returns why the node is suspect, or nil if it is not. It also reports whether the
+// suspect node hangs. A suspect node that does not hang refuses connections.
+func (n *node) suspicion() (why error, hangs bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	silent := time.Since(n.suspectSince).Round(time.Millisecond)
+	// A renewal of a short term may wait for less than the node needs. The next try waits for longer.
+	if n.suspectSince.IsZero() || n.refusal != nil || silent < probeEvery {
+		return n.refusal, false
+	}
+	return fmt.Errorf("%s: no answer for %v: %w", n.name, silent, os.ErrDeadlineExceeded), true
+}
+
+// needed reports whether a quorum needs this node, because too few others are healthy and vote.
+func (n *node) needed() bool {
+	voting := 0
+	for _, other := range n.m.nodes {
+		// The count may be out of date, because each node is locked separately. This is harmless,
+		// because the count decides only which nodes callers wait for.
+		if why, _ := other.suspicion(); other != n && why == nil && other.votes() {
+			voting++
+		}
+	}
+	return voting < n.m.quorum()
 }
 
 // admit returns nil if the node may be asked now. Otherwise it returns why the node is suspect.
@@ -60,34 +154,57 @@ func (n *node) admit() error {
 	return why
 }
 
-// suspicion returns why the node is suspect, or nil if it is not. It also reports whether the
-// suspect node hangs. A suspect node that does not hang refuses connections.
-func (n *node) suspicion() (why error, hangs bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.suspectSince.IsZero() || n.refusal != nil {
-		return n.refusal, false
+// call runs f, which sends commands to the node, unless the node is suspect. All calls to the node
+// begin here, except votes, which have a step in between, and calls that must not be left out.
+func (n *node) call(timeout time.Duration, f func(ctx context.Context) error) error {
+	if err := n.admit(); err != nil {
+		return err
 	}
-	return fmt.Errorf("%s: no answer for %v: %w", n.name, time.Since(n.suspectSince).Round(time.Millisecond), os.ErrDeadlineExceeded), true
+	return n.exchange(timeout, f)
 }
 
-// healthy reports whether the node is not suspect.
-func (n *node) healthy() bool {
-	why, _ := n.suspicion()
-	return why == nil
+// exchange runs f, which sends commands to the node, and records whether the node has answered. No
+// caller's context ends f, because the outcome also shows whether the node answers at all.
+func (n *node) exchange(timeout time.Duration, f func(ctx context.Context) error) error {
+	ctx := lazyctx.WithTimeout(context.Background(), nil, timeout)
+	defer ctx.End()
+	began := time.Now()
+	err := f(ctx)
+	n.observe(ctx, began, err)
+	if err != nil {
+		return n.nodeError(err, time.Since(began))
+	}
+	return nil
 }
 
-// needed reports whether a quorum needs this node, because too few others are healthy and vote.
-func (n *node) needed() bool {
-	voting := 0
-	for _, other := range n.d.nodes {
-		// The count may be out of date, because each node is locked separately. This is harmless,
-		// because the count decides only which nodes callers wait for.
-		if other != n && other.healthy() && other.marks.voting() {
-			voting++
-		}
-	}
-	return voting < n.d.quorum()
+// run runs a script on the node, unless the node is suspect.
+func (n *node) run(
+	timeout time.Duration, script *redisstore.Script, call redisstore.Call,
+) (reply any, err error) {
+	err = n.call(timeout, func(ctx context.Context) (err error) {
+		reply, err = n.store.Run(ctx, script, call)
+		return err
+	})
+	return reply, err
+}
+
+// report runs inspect.lua on the node, once for each element of calls.
+func (n *node) report(calls []redisstore.Call, timeout time.Duration) ([]redisstore.Found, error) {
+	found := make([]redisstore.Found, len(calls))
+	err := n.call(timeout, func(ctx context.Context) (err error) {
+		n.store.RunEach(ctx, inspectScript, calls, func(i int, reply any, e error) {
+			f, ok := redisstore.Decode(reply)
+			if e == nil && !ok {
+				e = n.store.Unexpected(reply)
+			}
+			if e != nil {
+				err = e
+			}
+			found[i] = f
+		})
+		return err
+	})
+	return found, err
 }
 
 // observe records the outcome of a call, which had the context ctx and was sent at the time began.
@@ -96,12 +213,15 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	late := err != nil && (ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout())
 	refuses := err != nil && !late && resp.IsUnsent(err)
 	closed := err != nil && !late && !refuses && disconnected(err)
-	if late || refuses || closed {
-		n.latency.Store(0) // the node cannot lead until it has answered a call
-	}
 
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if late && n.answered.After(began) {
+		return // a later call was answered, so only a connection is bad
+	}
+	if late || refuses || closed {
+		n.latency.Store(0) // the node cannot lead until it has answered a call
+	}
 	if closed {
 		// After a restart, all connections of the pool may be dead. If more successive calls fail
 		// than the pool has connections, the server itself closes the connections.
@@ -111,18 +231,21 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	if !late && !refuses {
 		if !closed {
 			n.disconnects = 0
+			n.answered = began
 		}
 		if err == nil && n.suspectSince.IsZero() {
 			took := time.Since(began)
 			old := cmp.Or(time.Duration(n.latency.Load()), took)
 			n.latency.Store(int64(max(old+(took-old)/8, 1)))
 		}
-		n.suspectSince, n.refusal = time.Time{}, nil
+		n.suspectSince = time.Time{}
+		n.refusal = nil
 		return
 	}
 
 	if n.suspectSince.IsZero() {
-		n.suspectSince, n.probed = began, time.Now()
+		n.suspectSince = began
+		n.probed = time.Now()
 	}
 	n.refusal = nil
 	if refuses {
@@ -130,96 +253,13 @@ func (n *node) observe(ctx context.Context, began time.Time, err error) {
 	}
 }
 
-// patience returns how long a caller waits for this node before going on without it.
-func (n *node) patience() time.Duration {
-	return max(leadTimeout, 8*time.Duration(n.latency.Load()))
-}
-
-// patience returns how long a caller waits for the slowest node.
-func (d *driver) patience() (most time.Duration) {
-	for _, n := range d.nodes {
-		most = max(most, n.patience())
-	}
-	return most
-}
-
-// ask runs a script on the node, unless admit returns an error.
-func (n *node) ask(timeout time.Duration, script *redisstore.Script, call redisstore.Call) (any, error) {
-	if err := n.admit(); err != nil {
-		return nil, err
-	}
-	reply, err := n.send(timeout, script, call)
-	if err != nil {
-		return nil, n.nodeError(err, timeout)
-	}
-	return reply, nil
-}
-
-// send runs a script on the node. No caller's context ends the call, because the outcome also
-// shows whether the node answers at all.
-func (n *node) send(timeout time.Duration, script *redisstore.Script, call redisstore.Call) (any, error) {
-	ctx := lazyctx.WithTimeout(context.Background(), nil, timeout)
-	defer ctx.End()
-	began := time.Now()
-	reply, err := n.store.Run(ctx, script, call)
-	n.observe(ctx, began, err)
-	return reply, err
-}
-
-// requestVote asks the node for its vote, and calls a.settle with the outcome.
-func (n *node) requestVote(a *attempt) (vote, error) {
-	// Do not end the call with the caller's context. Even if the caller has left, the driver must
-	// learn whether the call took the key, so that it can release the key.
-	ctx := lazyctx.WithTimeout(context.Background(), nil, a.c.Timeout)
-	defer ctx.End()
-
-	err := n.admit()
-	if err == nil && n.marks.current.Load() == nil {
-		// Load the mark before the vote, because checkVote compares the vote with the mark. An old
-		// mark will do.
-		_, err = n.refreshMark(ctx, time.Time{})
-	}
-	if err == nil && !a.active() {
-		err = errNotAsked // otherwise the record would have to be released at once
-	}
-	if err != nil {
-		a.settle(n.i, failed, 0)
-		return failed, err
-	}
-
-	began := time.Now()
-	v, fence, id, err := n.sendAcquire(ctx, a)
-	n.observe(ctx, began, err)
-	// Call settle before checkVote, which may call the node again, because a Release may wait for
-	// the outcome of the vote.
-	a.settle(n.i, v, fence)
-
-	switch {
-	case err != nil:
-		return v, n.nodeError(err, time.Since(began))
-	case v == yes:
-		if err := n.checkVote(ctx, a, id, began); err != nil {
-			return unknown, err // the vote does not count, but the record is there
-		}
-	case v == no:
-		// Every use of a node must leave a mark there. So a node that has no mark, although other
-		// nodes have one, has lost its data or was never used.
-		if s := n.marks.current.Load(); s.mark != id.mark || id.run != "" && s.run != id.run {
-			n.refreshInBackground(a.c.Timeout)
-		}
-		if other := n.d.impostor(n, runOfMark(id.mark)); other != nil {
-			return failed, sameServerError{n.name, other.name}
-		}
-	}
-	return v, nil
-}
-
 // nodeError turns the error of a call into the error of this node. The result matches no definite
 // error and no context error, because one node does not decide the outcome of a call.
 func (n *node) nodeError(err error, took time.Duration) error {
+	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%s: no answer within %v: %w", n.name, took.Round(time.Millisecond), os.ErrDeadlineExceeded)
+	case is(context.DeadlineExceeded), is(context.Canceled), is(os.ErrDeadlineExceeded):
+		return n.noAnswer(took)
 	case backend.Definite(err):
 		// Do not wrap err, so that callers do not take it for the verdict of a quorum.
 		return fmt.Errorf("%v", err)
@@ -227,17 +267,259 @@ func (n *node) nodeError(err error, took time.Duration) error {
 	return err
 }
 
+// noAnswer returns the error of a node that has not answered for a while.
+func (n *node) noAnswer(took time.Duration) error {
+	took = took.Round(time.Millisecond)
+	return fmt.Errorf("%s: no answer within %v: %w", n.name, took, os.ErrDeadlineExceeded)
+}
+
 // disconnected reports whether err says that the connection was closed.
 func disconnected(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// voteAfter returns the vote of a node whose call failed with err.
-func voteAfter(err error) vote {
-	if resp.IsReply(err) || resp.IsUnsent(err) {
-		return failed
+// checkVote returns nil if the node's vote counts, and otherwise why it does not count. The vote
+// was requested at the time began, and came with the run and the mark in id.
+func (n *node) checkVote(ctx context.Context, id standing, began time.Time) error {
+	s := n.standing.Load()
+	_, longest, _ := timesOf(s.mark)
+	learned := !s.votesFrom.IsZero() && n.m.longestTTL.Load() > longest
+	if s.run != id.run || s.mark != id.mark || learned {
+		// The reply has another run or mark than s, or the node must wait for a longer term, of
+		// which this driver has learned after it stored s. Ask the node again.
+		var err error
+		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
+			return err
+		}
+		switch {
+		case s.run != id.run:
+			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
+		case s.mark != id.mark:
+			// Reject the vote, because the node may have lost the record after it voted.
+			return fmt.Errorf("%s: has another mark than when it voted", n.name)
+		}
 	}
 
-	// The command may have been sent, so the node may have executed it.
-	return unknown
+	// Compare votesFrom with the time when the vote was requested, not with the present, because
+	// the node may have lost its data again before the reply was read.
+	switch {
+	case s.votesFrom.IsZero():
+	case began.Before(s.votesFrom):
+		left := max(time.Until(s.votesFrom), time.Millisecond).Round(time.Millisecond)
+		return fmt.Errorf("%s: was restarted, has lost its data, or is new in a set whose other nodes "+
+			"are not, and does not vote for another %v (max_ttl)", n.name, left)
+	default:
+		n.refreshInBackground() // writes a mark that says that the wait has ended
+	}
+	return nil
 }
+
+// checkRun returns an error if another server than the node's own has answered, which would count
+// twice. A reply contains the run that the mark names. A new run that has the old mark is not
+// noticed.
+func (n *node) checkRun(run string) error {
+	s := n.standing.Load()
+	if s == nil || run != runOfMark(s.mark) {
+		n.refreshInBackground()
+	}
+	if s != nil && run != "" && run != runOfMark(s.mark) {
+		return fmt.Errorf("%s: was restarted, or another server answers at its address", n.name)
+	}
+	return nil
+}
+
+// checkRefusal returns an error if the refusal of a vote must not count, because the server of
+// another node has refused it. Every use of a node must leave a mark there. So a node that has no
+// mark, although other nodes have one, has lost its data or was never used.
+func (n *node) checkRefusal(id standing) error {
+	if s := n.standing.Load(); s.mark != id.mark || id.run != "" && s.run != id.run {
+		n.refreshInBackground()
+	}
+	if other := n.m.impostor(n, runOfMark(id.mark)); other != nil {
+		return n.sameServer(other)
+	}
+	return nil
+}
+
+// errSameServer is the error of two nodes that are one server.
+var errSameServer = errors.New("and would vote twice: name it once" + unsafeHint)
+
+func (n *node) sameServer(other *node) error {
+	return fmt.Errorf("%s: is the same server as %s, %w", n.name, other.name, errSameServer)
+}
+
+// refreshInBackground starts a goroutine that asks for the node's standing, unless such a goroutine
+// is already running.
+func (n *node) refreshInBackground() {
+	if n.refreshing.Swap(true) {
+		return
+	}
+	if !n.m.spawn(func() {
+		defer n.refreshing.Store(false)
+		ctx, cancel := context.WithTimeout(context.Background(), inspectTimeout)
+		defer cancel()
+		_, _ = n.refreshMark(ctx, time.Now()) // if this fails, the next use of the node asks again
+	}) {
+		n.refreshing.Store(false) // close has begun
+	}
+}
+
+// refreshMark asks for the node's standing and marks the node. If another caller has asked after
+// the time that the argument since names, refreshMark returns that answer. Only one caller asks at
+// a time. Close may cancel the call, because it takes no key.
+func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.m.closing, cancel)()
+	began := time.Now()
+	select {
+	case n.turn <- struct{}{}:
+		defer func() { <-n.turn }()
+	case <-ctx.Done():
+		return nil, n.nodeError(ctx.Err(), time.Since(began))
+	}
+
+	// Use the answer to another caller that asked while this one waited for its turn.
+	if s := n.standing.Load(); s != nil && s.asked.After(since) {
+		return s, nil
+	}
+
+	s := &standing{asked: time.Now()}
+	err := n.updateMark(ctx, s)
+	n.observe(ctx, s.asked, err)
+	if err != nil {
+		return nil, n.nodeError(err, time.Since(s.asked))
+	}
+	if err := n.accept(s); err != nil {
+		return nil, err
+	}
+	if !n.votes() {
+		// When the node's wait has ended, update the mark, unless Close has begun.
+		time.AfterFunc(time.Until(s.votesFrom), n.refreshInBackground)
+	}
+	return s, nil
+}
+
+// accept makes s the standing of the node, unless another node has the same server.
+func (n *node) accept(s *standing) error {
+	// Hold m.mu for both steps, so that if two nodes are one server, the second finds the first.
+	n.m.mu.Lock()
+	defer n.m.mu.Unlock()
+	other := n.m.impostor(n, s.run)
+	if other == nil {
+		n.standing.Store(s)
+		return nil
+	}
+	// The server that was known at the address of n is not there any more. So let another node
+	// have it: two servers may have swapped their addresses. The other node keeps its standing,
+	// and loses it in the same way if another server answers there.
+	if old := n.standing.Load(); old != nil && old.run != s.run {
+		n.standing.Store(&standing{})
+	}
+	return n.sameServer(other)
+}
+
+// updateMark writes or keeps the node's mark, and completes s. The caller has the node's turn.
+func (n *node) updateMark(ctx context.Context, s *standing) error {
+	// If the wait has ended by our clock, it has ended for every driver, even if the mark names a
+	// later time because the node's clock was ahead when the mark was made.
+	waited := ""
+	if old := n.standing.Load(); old != nil && !old.votesFrom.IsZero() && n.votes() {
+		waited = old.mark
+	}
+	if err := n.writeMark(ctx, s, onlyMarked, 0, waited); err != nil {
+		return err
+	}
+	if s.mark == "" {
+		// If the whole set is new, markNewSet gives all nodes marks with which they vote at once.
+		// Otherwise, writeMark gives this node a mark that makes it wait.
+		n.m.markNewSet(ctx, n)
+		return n.writeMark(ctx, s, anyNode, 0, "")
+	}
+	return nil
+}
+
+// writeMark gives the node a mark, or keeps the mark that the node has, and completes the standing
+// s. The node votes at once if its run is that in s and its clock is before the time atOnceUntil,
+// in ms. The node also votes at once if it keeps its mark, and this mark equals the argument
+// waited, because the wait of that mark has ended.
+func (n *node) writeMark(
+	ctx context.Context, s *standing, which string, atOnceUntil int64, waited string,
+) error {
+	evict := "0"
+	if n.m.evict {
+		evict = "1"
+	}
+	longest := strconv.FormatInt(n.m.longestTTL.Load(), 10)
+	call := redisstore.Call{
+		Keys: []string{markKey},
+		Args: []string{longest, s.run, strconv.FormatInt(atOnceUntil, 10), waited, which, evict},
+	}
+
+	// Try one time more than the pool can have connections, because all old connections are dead
+	// after a restart, although the node answers on new ones. If the script runs twice, the second
+	// run keeps the mark.
+	for tries := 1; ; tries++ {
+		began := time.Now()
+		reply, err := n.store.Run(ctx, markScript, call)
+		switch {
+		case err == nil:
+			return n.completeStanding(s, reply)
+		case !disconnected(err) || tries > connections || ctx.Err() != nil:
+			return err
+		}
+		n.observe(ctx, began, err)
+	}
+}
+
+// completeStanding fills in s from a reply of mark.lua.
+func (n *node) completeStanding(s *standing, reply any) error {
+	// Count the wait from now. It may be too long by the reply's trip, but is never too short.
+	now := time.Now()
+	parts, _ := reply.([]any)
+	if len(parts) != 3 {
+		return n.store.Unexpected(reply)
+	}
+	mark, isMark := parts[0].(string)
+	run, _ := parts[1].(string)
+	text, _ := parts[2].(string)
+	answered, err := strconv.ParseInt(text, 10, 64)
+	from, longest, ok := timesOf(mark)
+	ok = isMark && (ok || mark == "")
+	if !ok || run == "" || err != nil || answered <= 0 {
+		return n.store.Unexpected(reply)
+	}
+
+	s.run = run
+	s.mark = mark
+	s.answered = answered
+	s.votesFrom = time.Time{}
+	if from > answered {
+		s.votesFrom = now.Add(redisstore.Term(from - answered + 1))
+	}
+	n.m.raiseLongestTTL(longest)
+	return nil
+}
+
+// timesOf returns the time from which a mark lets its run vote, and the longest term that the mark
+// names, both in ms. The result ok is false if there is no mark.
+func timesOf(mark string) (from, longest int64, ok bool) {
+	fields := strings.Fields(mark)
+	if len(fields) != 3 {
+		return 0, 0, false
+	}
+	from, err := strconv.ParseInt(fields[1], 10, 64)
+	longest, err2 := strconv.ParseInt(fields[2], 10, 64)
+	return from, longest, err == nil && err2 == nil
+}
+
+// runOfMark returns the run that a mark names, or "" if there is no mark.
+func runOfMark(mark string) string {
+	run, _, _ := strings.Cut(mark, " ")
+	return run
+}
+
+// runOf returns the run that a server's reply to INFO names. Some servers other than Redis name no
+// run. The restart of such a server is noticed only if the server loses its data.
+func runOf(info any) string { return cmp.Or(redisstore.InfoField(info, "run_id"), unknownRun) }

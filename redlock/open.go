@@ -9,26 +9,23 @@ import (
 	"strings"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
 var (
 	// params are the parameters of the URL, without those of the engine.
-	params = slices.Concat(tlsParams, []string{"db", "fence_ttl", "max_ttl", "durable", "allow_unsafe_nodes", "allow_eviction"})
+	params = append([]string{"db", "fence_ttl", "max_ttl", "allow_unsafe_nodes", "allow_eviction"}, tlsParams...)
 
 	tlsParams = []string{"ca", "cert", "key", "server_name"}
 )
 
-const (
-	// connections is the largest number of connections to a node. The number is high, so that calls
-	// to a slow node do not wait for a connection.
-	connections = 256
-
-	// openGrace is how long Open waits for the other nodes once a quorum has answered.
-	openGrace = 250 * time.Millisecond
-)
+// openGrace is how long Open waits for the other nodes once a quorum has answered.
+const openGrace = 250 * time.Millisecond
 
 // openConfig opens the driver for hasp.Open. It succeeds if a quorum of the nodes answers. The
 // driver uses the other nodes when they answer later.
@@ -67,7 +64,8 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	if err := d.probe(ctx, probes); err != nil {
+	d.m.evict, _ = strconv.ParseBool(c.Params["allow_eviction"]) // Prepare has checked it
+	if d.missing, err = probe(ctx, d.m, probes); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -117,60 +115,83 @@ func options(p map[string]string) (*Options, error) {
 	}
 	if text, ok := p["max_ttl"]; ok {
 		if o.MaxTTL, err = time.ParseDuration(text); err != nil || o.MaxTTL <= 0 {
-			return nil, fmt.Errorf("%w: parameter max_ttl=%q: want a positive duration such as 2m", backend.ErrInvalid, text)
+			return nil, invalid("parameter max_ttl=%q: want a positive duration such as 30s", text)
 		}
 	}
 
-	for name, value := range map[string]*bool{"durable": &o.Durable, "allow_unsafe_nodes": &o.AllowUnsafeNodes} {
-		text, ok := p[name]
-		if !ok {
-			continue
-		}
-		if *value, err = strconv.ParseBool(text); err != nil {
-			return nil, fmt.Errorf("%w: parameter %s=%q: want true or false", backend.ErrInvalid, name, text)
+	if text, ok := p["allow_unsafe_nodes"]; ok {
+		if o.AllowUnsafeNodes, err = strconv.ParseBool(text); err != nil {
+			return nil, invalid("parameter allow_unsafe_nodes=%q: want true or false", text)
 		}
 	}
 	return o, nil
 }
 
 // probe asks all nodes at once. When a quorum has answered without an error, it waits at most the
-// time openGrace for other nodes, and returns nil. The call to a late node continues after that.
-func (d *driver) probe(ctx context.Context, probes []func(context.Context) error) error {
-	errs := make([]error, len(d.nodes))
-	for i, n := range d.nodes {
+// time openGrace for other nodes. The call to a late node continues after that.
+//
+// If a node answers with an error, such as a wrong password, or if its server must not store locks,
+// probe returns that error, because it will not change by waiting. A node that is silent, refuses
+// connections or has no address may be back soon, so the result missing has its error.
+func probe(
+	ctx context.Context, m *members, probes []func(context.Context) error,
+) (missing, err error) {
+	errs := make([]error, len(m.nodes))
+	for i, n := range m.nodes {
 		// This is the error of a node whose result does not arrive in time.
 		errs[i] = fmt.Errorf("%s: no answer yet", n.name)
 	}
 
-	var same sameServerError
 	well := 0
-	gather(ctx, d, func(n *node) report {
+	var final error
+	m.gather(ctx, func(n *node) func() time.Duration {
 		err := probes[n.i](ctx)
 		if err == nil {
 			_, err = n.refreshMark(ctx, time.Time{})
 		}
-		return report{i: n.i, err: err}
-	}, func(all []report) time.Duration {
-		last := all[len(all)-1]
-		if errs[last.i] = last.err; last.err == nil {
-			well++
+		return func() time.Duration {
+			errs[n.i] = err
+			if err == nil {
+				well++
+			}
+			switch {
+			case errors.Is(err, errSameServer):
+				final = fmt.Errorf("%w: %w", backend.ErrInvalid, err)
+				return 0
+			case lasting(err):
+				final = err
+				return openGrace // other nodes may say the same
+			case well == m.quorum():
+				return openGrace
+			}
+			return forever
 		}
-		switch {
-		case errors.As(last.err, &same):
-			return 0
-		case well == d.quorum():
-			return openGrace
-		}
-		return forever
 	})
 
+	failed := slices.ContainsFunc(errs, func(err error) bool { return err != nil })
 	switch {
-	case same != sameServerError{}:
-		return fmt.Errorf("%w: %w", backend.ErrInvalid, same)
-	case well >= d.quorum():
-		return nil
-	case ctx.Err() == context.Canceled:
-		return context.Cause(ctx)
+	case errors.Is(final, errSameServer):
+		return nil, final
+	case ctx.Err() == context.Canceled && well < m.quorum():
+		return nil, context.Cause(ctx)
+	case well < m.quorum():
+		return nil, outage(errs)
+	case final != nil:
+		return nil, fmt.Errorf("a node can never vote: %w", final)
+	case failed:
+		return outage(errs), nil
 	}
-	return outage(errs)
+	return nil, nil
+}
+
+// lasting reports whether a node has answered with an error that does not change by waiting, or has
+// a server that must not store locks. A server that loads its data, runs a slow script or has too
+// many clients will be back.
+func lasting(err error) bool {
+	for _, passing := range []string{"LOADING", "BUSY", "max number of clients"} {
+		if goredis.HasErrorPrefix(err, passing) {
+			return false
+		}
+	}
+	return redisstore.IsUnfit(err) || resp.IsReply(err)
 }

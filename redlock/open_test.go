@@ -132,11 +132,11 @@ func TestOpenReportsWhatIsWrong(t *testing.T) {
 		{"redlock+redis://joe:hunter2@a,b,c:port", []string{"port"}},
 		{"redlock+redis://joe:hunter2@a,b,c/db", []string{"database"}},
 		{"redlock+redis://joe:hunter2@a,b,c?max_tll=1h", []string{"max_tll", "max_ttl"}},
-		{"redlock+redis://joe:hunter2@a,b,c?max_ttl=soon", []string{"max_ttl", "2m"}},
+		{"redlock+redis://joe:hunter2@a,b,c?max_ttl=soon", []string{"max_ttl", "30s"}},
 		{"redlock+redis://joe:hunter2@a,b,c?max_ttl=99ms", []string{"max_ttl", "100ms"}},
 		{"redlock+redis://joe:hunter2@a,b,c?max_ttl=-1m", []string{"max_ttl"}},
 		{"redlock+redis://joe:hunter2@a,b,c?fence_ttl=soon", []string{"fence_ttl", "720h"}},
-		{"redlock+redis://joe:hunter2@a,b,c?durable=perhaps", []string{"durable", "true"}},
+		{"redlock+redis://joe:hunter2@a,b,c?durable=true", []string{"unknown parameter", "durable"}},
 		{"redlock+redis://joe:hunter2@a,b,c?allow_unsafe_nodes=yes!", []string{"allow_unsafe_nodes", "true"}},
 		{"redlock+redis://joe:hunter2@a,b,c?ca=/x", []string{"rediss://"}},
 		{"redlock+redis://joe:hunter2@a,b,c?replicas=1", []string{"replicas"}},
@@ -229,6 +229,44 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 	strategytest.Unlock(t, lease)
 }
 
+// A node that answers with an error, or that must not store locks, will not change by waiting. A node
+// that does not answer may be back soon.
+func TestOpenRefusesANodeThatCanNeverVote(t *testing.T) {
+	good := redistest.StartNodes(t, 2, &redistest.Options{Own: true, Real: true})
+	for want, spoil := range map[string]func(srv *redistest.Server){
+		"NOAUTH":     func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "requirepass", "secret") },
+		"WRONGPASS":  func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "requirepass", "secret") },
+		"evict":      func(srv *redistest.Server) { srv.Client().ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru") },
+		"is a repli": func(srv *redistest.Server) { srv.Client().ReplicaOf(t.Context(), "127.0.0.1", "1") },
+		"":           (*redistest.Server).Kill,
+	} {
+		srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+		srv.Client().ConfigSet(t.Context(), "maxmemory", "90mb")
+		spoil(srv)
+		var missing []string
+		o := &hasp.Options{Timeout: 20 * time.Second, Observe: func(_ context.Context, e hasp.Event) {
+			if e.Kind == hasp.EventDegraded {
+				missing = append(missing, e.Err.Error())
+			}
+		}}
+		nodes := []string{good.URL(), "redis://" + srv.Addr}
+		if want == "WRONGPASS" {
+			nodes[1] = "redis://:hunter2@" + srv.Addr
+		}
+		c, err := hasp.Config{Strategy: "redlock", Nodes: nodes}.Open(t.Context(), o)
+		if want != "" {
+			says(t, want, err, false, want, srv.Addr, "can never vote")
+			continue
+		}
+		await.Must(t, err)
+		strategytest.Unlock(t, strategytest.Lock(t, c))
+		c.Close()
+		if len(missing) != 1 || !strings.Contains(missing[0], srv.Addr) {
+			t.Errorf("without a node: got the events %q, want one that names %s", missing, srv.Addr)
+		}
+	}
+}
+
 func TestOpenAsksAQuorum(t *testing.T) {
 	const secret = "hunter2"
 	nodes := redistest.StartNodes(t, 3, &redistest.Options{Password: secret})
@@ -244,7 +282,7 @@ func TestOpenAsksAQuorum(t *testing.T) {
 	_, err = hasp.Open(t.Context(), u, nil)
 	says(t, "one of three is up", err, false, nodes.Proxies[1].Addr(), nodes.Proxies[2].Addr())
 
-	// A node that refuses the password counts as one that is down.
+	// All nodes refuse the password.
 	all := redistest.StartNodes(t, 3, &redistest.Options{Password: "right"})
 	u = strings.Replace(all.URL(), "right", secret, 1)
 	_, err = hasp.Open(t.Context(), "redlock+"+u+"?timeout=20s", nil)

@@ -1,14 +1,14 @@
 -- Refuses a key on the lead if it is held, or if another caller has waited longer. A
 -- refused waiter gets a place in the queue, or keeps the one it has. A waiter that is not
--- refused leaves the queue, and acquire.lua follows. The texts of redisstore's shared.lua and of
--- turns.lua come before this part.
+-- refused leaves the queue, and acquire.lua follows. The texts of clock.lua and turns.lua come
+-- before this part.
 -- KEYS: the lock, its fence counter, the node's mark, the queue's turns and looks, the sign that
 -- callers wait
 -- ARGV: the record, the term in ms, '' without a fence, the waiter or '', how long it has waited
 -- in ms
 -- Returns {0, mark or '', what the queue says}, or what acquire.lua returns.
--- If no other caller has waited longer, the queue says 3 if readers hold the key, and otherwise 1.
--- If another caller has waited longer, it says 2 if the key is free, and otherwise 0.
+-- If no other caller has waited longer, the queue says 1. If another caller has waited longer, it
+-- says 2 if the key is free, and otherwise 0.
 local waiter, held, first = ARGV[4], redis.call('EXISTS', KEYS[1]) == 1, true
 
 -- The order is not guaranteed. If this user may not keep a queue, or if another value
@@ -25,13 +25,14 @@ pcall(function()
 		return
 	end
 	redis.call('ZADD', KEYS[5], now, waiter)
+	local new = redis.call('ZADD', KEYS[4], 'NX', arrived, waiter) == 1
+	-- The looks of the first waiter keep the queue. If it dies, the next one is first in time.
+	if not first and not new then return end
 	redis.call('PEXPIRE', KEYS[5], 2 * window)
-	redis.call('ZADD', KEYS[4], 'NX', arrived, waiter)
 	redis.call('PEXPIRE', KEYS[4], 2 * window)
 	redis.call('SET', KEYS[6], '1', 'PX', 2 * window) -- so that a release need not read the sets
 end)
 if held or not first then
 	local says = held and 0 or 2
-	if first then says = type(redis.pcall('ZCARD', KEYS[1])) == 'number' and 3 or 1 end
-	return {0, redis.call('GET', KEYS[3]) or '', says}
+	return {0, redis.call('GET', KEYS[3]) or '', first and 1 or says}
 end

@@ -32,7 +32,7 @@ type line struct {
 func newLine(t *testing.T, nodes, waiters int) *line {
 	l := &line{crowd: newCrowd(t, nodes, waiters+1)}
 	for _, d := range l.drivers {
-		for _, n := range d.nodes {
+		for _, n := range d.m.nodes {
 			n.latency.Store(int64(trip)) // all have the same lead
 		}
 	}
@@ -152,7 +152,7 @@ func TestAcquireDoesNotWaitForADeadWaiter(t *testing.T) {
 		for i := range keys {
 			await.Value(l.vs[0].Mini.ZAdd(keys[i], now, "dead"))
 		}
-		l.drivers[0].refused("k") // so it asks the lead first
+		l.drivers[0].ct.refused("k") // so it asks the lead first
 
 		l.release()
 		time.Sleep(10 * trip) // until the lead has released it as well

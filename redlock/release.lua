@@ -2,40 +2,24 @@
 -- of the term is given, the key stays taken, by a token that no client knows.
 -- KEYS: the lock, the queue's turns and looks, the sign that callers wait
 -- ARGV: the record's prefix, as in own.lua; the channel, or ''; the message; the rest of the term
--- in ms if the key stays taken, or ''; the owner if the hold is shared
--- Returns 0 if the token does not hold the key, 1 if no caller is known to wait, and otherwise a
--- larger number.
-if not ARGV[5] and ARGV[4] == '' then
+-- in ms if the key stays taken, or ''
+-- Returns 0 if the token does not hold the key, 1 if no caller is known to wait, and otherwise 2.
+if ARGV[4] == '' then
 	-- Usually the first attempt of the token has the key, and nobody is known to wait. MGET replies
-	-- nil for a set, and it may need a right that this user lacks.
+	-- nil for a value that is no string, and it may need a right that this user lacks.
 	local at, prefix = redis.pcall('MGET', KEYS[1], KEYS[4]), ARGV[1] .. '#'
 	if at[1] and not at[2] and string.sub(at[1], 1, #prefix) == prefix then return redis.call('DEL', KEYS[1]) end
 end
--- include shared own turns
-local removed = 1
-if ARGV[5] then
-	local now = clock()
-	local before = redis.pcall('ZCARD', KEYS[1])
-	if readers(KEYS[1], now) == nil then return 0 end
-	local mine = own(KEYS[1], ARGV[1], ARGV[5], now)
-	for _, member in ipairs(mine) do redis.call('ZREM', KEYS[1], member) end
-	removed = mine[1] and 1 or 0
-	-- The last members may have expired just now, without a release. So the waiters are woken
-	-- even if this token held nothing.
-	if leave(KEYS[1], '', now) or before == 0 then return removed end
+-- include own clock turns
+local holds, err = owns(KEYS[1], ARGV[1])
+if not holds then return err or 0 end
+if ARGV[4] ~= '' then
+	-- Without memory, Redis refuses SET before a script has written anything, so PEXPIRE
+	-- comes first.
+	local record = redis.call('GETRANGE', KEYS[1], 0, -1)
+	redis.call('PEXPIRE', KEYS[1], ARGV[4])
+	redis.call('SET', KEYS[1], 'kept-' .. record, 'PX', ARGV[4])
 else
-	local holds, err = owns(KEYS[1], ARGV[1])
-	if not holds then return err or 0 end
-	if ARGV[4] ~= '' then
-		-- Without memory, Redis refuses SET before a script has written anything, so PEXPIRE
-		-- comes first.
-		local record = redis.call('GETRANGE', KEYS[1], 0, -1)
-		redis.call('PEXPIRE', KEYS[1], ARGV[4])
-		redis.call('SET', KEYS[1], 'kept-' .. record, 'PX', ARGV[4])
-	else
-		redis.call('DEL', KEYS[1])
-	end
+	redis.call('DEL', KEYS[1])
 end
-if ARGV[2] == '' then return removed end
-local waiters = wake(KEYS[2], KEYS[3], ARGV[2], ARGV[3])
-return removed == 1 and 1 + waiters or 0
+return ARGV[2] ~= '' and wake(KEYS[2], KEYS[3], ARGV[2], ARGV[3]) and 2 or 1

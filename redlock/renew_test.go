@@ -101,7 +101,7 @@ func TestRepairIsNeverLaterThanTheLease(t *testing.T) {
 				v.Skew(skew)
 				tr.lose("0", "k")
 				began := time.Now()
-				hold(v.Proxy, c.Token+"#"+c.Owner, late)
+				holdNext(v.Proxy, c.Token+"#"+c.Owner, late)
 				tr.renews(t, "with two of three", c)
 				synctest.Wait()
 				if v.Proxy.Pending() > 0 {
@@ -140,7 +140,7 @@ func TestNothingIsRepairedAfterUnlock(t *testing.T) {
 		t.Run("on its way for "+late.String(), func(t *testing.T) {
 			held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
 				tr.lose("0", "k")
-				hold(tr.vs[0].Proxy, c.Token+"#"+c.Owner, late)
+				holdNext(tr.vs[0].Proxy, c.Token+"#"+c.Owner, late)
 				tr.renews(t, "with two of three", c)
 				synctest.Wait()
 				if tr.vs[0].Proxy.Pending() > 0 {
@@ -212,7 +212,7 @@ func (tr trial) use(t *testing.T, what, on string) {
 // While the others suffice, a node that refuses connections is asked once in
 // probeEvery, and costs nothing otherwise.
 func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
-	try(t, 5, &Options{Durable: true}, func(t *testing.T, tr trial) {
+	try(t, 5, nil, func(t *testing.T, tr trial) {
 		tr.each("13", (*redistest.VirtualServer).Kill)
 		tr.use(t, "its connections are found dead", "x-x-x")
 		tr.use(t, "it refuses new ones", "x-x-x")
@@ -226,8 +226,8 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 			t.Errorf("asked for %d connections in 1 s, want one in %v", n, probeEvery)
 		}
 
-		_ = tr.d.nodes[1].admit() // for which it may be time
-		if err := fmt.Sprint(tr.d.nodes[1].admit()); !strings.Contains(err, "node2:") || !strings.Contains(err, syscall.ECONNREFUSED.Error()) {
+		_ = tr.d.m.nodes[1].admit() // for which it may be time
+		if err := fmt.Sprint(tr.d.m.nodes[1].admit()); !strings.Contains(err, "node2:") || !strings.Contains(err, syscall.ECONNREFUSED.Error()) {
 			t.Errorf("why it is not asked: %s", err)
 		}
 
@@ -243,10 +243,17 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 		}
 		synctest.Wait()
 		tr.each("3", func(v *redistest.VirtualServer) { v.Start(true) })
-		tr.atOnce(t, "one is back")
+		tr.asked(t, "one is back", "node4")
 
 		tr.each("14", func(v *redistest.VirtualServer) { v.Start(true) })
 		time.Sleep(probeEvery)
+		for range 2 { // the nodes begin to wait, and then they have waited
+			for range 2 {
+				_, _ = tr.d.Acquire(t.Context(), aClaim("all are"))
+				synctest.Wait()
+			}
+			time.Sleep(absence)
+		}
 		tr.use(t, "all are", "xxxxx")
 	})
 }
@@ -287,7 +294,7 @@ func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 		time.Sleep(probeEvery)
 		c := aClaim("k")
 		began := time.Now()
-		_, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &queueState{})
+		_, err := tryOnce(t, tr.d, c, 0, noLead)
 		if !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("got %v, want ErrHeld", err)
 		}
@@ -296,40 +303,79 @@ func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 	})
 }
 
+// The engine tries a renewal for a short time first, and then for longer, so that a distant node
+// over a new connection can answer. The first try alone must not make the node suspect.
+func TestARenewalIsTriedAgainForLonger(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		for _, v := range tr.vs {
+			v.Proxy.StallRequests()
+			time.AfterFunc(110*time.Millisecond, v.Proxy.Flow)
+		}
+		for i, timeout := range []time.Duration{100 * time.Millisecond, 200 * time.Millisecond} {
+			c.Timeout = timeout
+			if err := renewOne(tr.d, c, timeout); (err == nil) != (i == 1) {
+				t.Errorf("within %v: %v", timeout, err)
+			}
+		}
+	})
+}
+
+// Renewals leave a node alone that hangs, as other calls do.
+func TestRenewalsWaitForFewAnswersOfANodeThatHangs(t *testing.T) {
+	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+		tr.vs[2].Proxy.Stall()
+		for range 200 {
+			tr.renews(t, "by two of three", c)
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := len(running()); n > int(c.Timeout/probeEvery)+2 {
+			t.Errorf("%d goroutines wait for the node", n)
+		}
+		tr.vs[2].Proxy.Flow()
+		time.Sleep(c.Timeout)
+		tr.renews(t, "when the node is back", c)
+		synctest.Wait()
+		if left := tr.vs[2].Mini.TTL("k"); left != c.TTL {
+			t.Errorf("the node has the record for %v", left)
+		}
+	})
+}
+
 // If there is no quorum without the lead, an attempt waits for its vote, however slow it is.
 func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
-	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[2].Kill()
 		for i := range 5 {
 			tr.acquire(t, tr.d, aClaim(fmt.Sprint("two of three", i)))
 			synctest.Wait()
 		}
 		tr.vs[0].Proxy.Delay(5 * leadTimeout)
-		if _, err := tr.d.tryAcquire(t.Context(), aClaim("k"), 0, 0, &queueState{}); err != nil {
+		if _, err := tryOnce(t, tr.d, aClaim("k"), 0, 0); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// atOnce fails the test unless a key is granted before any time has passed. Attempts
-// that were refused a connection before do not count.
-func (tr trial) atOnce(t *testing.T, what string) {
+// asked fails the test unless a node that was restarted is asked before any time has passed.
+// Attempts that were refused a connection before do not count.
+func (tr trial) asked(t *testing.T, what, name string) {
 	t.Helper()
 	began := time.Now()
 	var err error
 	for i := range 10 {
-		if _, err = tr.d.Acquire(t.Context(), aClaim(fmt.Sprint(what, i))); err == nil {
+		_, err = tr.d.Acquire(t.Context(), aClaim(fmt.Sprint(what, i)))
+		synctest.Wait()
+		if strings.Contains(fmt.Sprint(err), name+":6379: was restarted") {
 			took(t, what, began, 0)
 			return
 		}
-		synctest.Wait()
 	}
 	t.Errorf("%s: %v", what, err)
 }
 
 // A node that was restarted empty does not vote, so it does not make the others sufficient.
 func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
-	try(t, 3, &Options{Durable: true}, func(t *testing.T, tr trial) {
+	try(t, 3, nil, func(t *testing.T, tr trial) {
 		tr.vs[2].Kill()
 		for i := range 5 {
 			tr.acquire(t, tr.d, aClaim(fmt.Sprint("two of three", i)))
@@ -340,7 +386,7 @@ func TestANodeThatRefusesIsNeededWhereAnotherDoesNotVote(t *testing.T) {
 		isOutage(t, "one of three", err, "12")
 		synctest.Wait()
 		tr.vs[2].Start(true)
-		tr.atOnce(t, "it is back")
+		tr.asked(t, "it is back", "node3")
 	})
 }
 

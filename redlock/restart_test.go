@@ -21,7 +21,7 @@ import (
 
 // absence is how long a node that has forgotten its votes does not vote: the longest
 // term, and a drift.
-const absence = defaultMaxTTL + defaultMaxTTL/100 + 2*time.Millisecond
+const absence = longTerm + longTerm/100 + 2*time.Millisecond
 
 // abstains asks for keys until an error reports that all nodes that which lists do not
 // vote. It fails the test unless the error is an outage and the reported time is about
@@ -55,16 +55,11 @@ func (tr trial) abstains(t *testing.T, what string, d *driver, claim func(string
 	return end
 }
 
-// amnesia lists the events that make a node forget its votes, and whether the driver is durable.
-var amnesia = map[string]struct {
-	durable bool
-	forget  func(v *redistest.VirtualServer)
-}{
-	"restarted empty":                         {false, func(v *redistest.VirtualServer) { v.Restart(false) }},
-	"restarted empty though durable":          {true, func(v *redistest.VirtualServer) { v.Restart(false) }},
-	"restarted with what it had written down": {false, func(v *redistest.VirtualServer) { v.Mini.Del("k"); v.Restart(true) }},
-	"flushed":                {false, func(v *redistest.VirtualServer) { v.Mini.FlushAll() }},
-	"flushed though durable": {true, func(v *redistest.VirtualServer) { v.Mini.FlushAll() }},
+// amnesia lists the events that make a node forget its votes.
+var amnesia = map[string]func(v *redistest.VirtualServer){
+	"restarted empty":                         func(v *redistest.VirtualServer) { v.Restart(false) },
+	"restarted with what it had written down": func(v *redistest.VirtualServer) { v.Mini.Del("k"); v.Restart(true) },
+	"flushed": func(v *redistest.VirtualServer) { v.Mini.FlushAll() },
 }
 
 // A holds with the votes of two of three nodes. One of the two forgets, and the other
@@ -72,12 +67,12 @@ var amnesia = map[string]struct {
 func TestNoSecondHolderByANodeThatHasForgotten(t *testing.T) {
 	await.Crowd(t)
 	t.Parallel()
-	for name, am := range amnesia {
+	for name, forget := range amnesia {
 		for _, kind := range []func(string) backend.Claim{aClaim, aFenced} {
 			for _, fresh := range []bool{false, true} { // B has known the nodes before, or not
 				t.Run(fmt.Sprint(name, ", fenced ", kind("k").Fenced, ", fresh ", fresh), func(t *testing.T) {
-					try(t, 3, &Options{Durable: am.durable}, func(t *testing.T, tr trial) {
-						b := drives(t, tr.vs.Clients(), &Options{Durable: am.durable})
+					try(t, 3, nil, func(t *testing.T, tr trial) {
+						b := drives(t, tr.vs.Clients(), nil)
 						if !fresh {
 							for range 2 {
 								tr.warm(t, b, kind("w"))
@@ -85,7 +80,7 @@ func TestNoSecondHolderByANodeThatHasForgotten(t *testing.T) {
 						}
 						tr.vs[2].Proxy.Stall()
 						c := kind("k")
-						c.TTL = defaultMaxTTL
+						c.TTL = longTerm
 						tr.acquire(t, tr.d, c)
 						tr.want(t, "A", c, "xx-")
 						tr.vs[2].Proxy.Flow()
@@ -95,14 +90,14 @@ func TestNoSecondHolderByANodeThatHasForgotten(t *testing.T) {
 						}
 						tr.vs[2].Mini.Del("k") // it had been held up, and would not have voted so
 
-						am.forget(tr.vs[1])
+						forget(tr.vs[1])
 						tr.vs[0].Proxy.Down()
 						end := tr.abstains(t, "at once", b, kind, "1", absence)
 						time.Sleep(absence / 2)
 						tr.abstains(t, "half a term later", b, kind, "1", time.Until(end))
 						time.Sleep(time.Until(end) - 20*time.Millisecond)
 						tr.abstains(t, "a moment before the end", b, kind, "1", time.Until(end))
-						time.Sleep(20 * time.Millisecond)
+						time.Sleep(21 * time.Millisecond) // a mark that is written at the end itself may cost a vote
 						strategytest.Want(t, "afterwards", strategytest.ErrOf(b.Acquire(t.Context(), kind("k"))), nil)
 					})
 				})
@@ -168,37 +163,35 @@ func TestALongerMaxTTLThatIsLearnedDuringTheWaitCounts(t *testing.T) {
 
 // A new set is ready at once, even if several drivers first use it at the same moment.
 func TestNewSetVotesAtOnce(t *testing.T) {
-	for _, durable := range []bool{false, true} {
-		for _, n := range []int{3, 5} {
-			for _, slow := range []time.Duration{0, 30 * time.Millisecond, 300 * time.Millisecond} {
-				synctest.Test(t, func(t *testing.T) {
-					vs := redistest.VirtualNodes(t, n)
-					vs[n-1].Proxy.Delay(slow)
-					var wg sync.WaitGroup
-					for i := range 8 {
-						d := drives(t, vs.Clients(), &Options{Durable: durable})
-						wg.Go(func() {
-							c := aClaim(fmt.Sprint("k", i))
-							c.Timeout = 10 * time.Second
-							time.Sleep(time.Duration(i) * slow / 20)
-							if _, err := d.Acquire(t.Context(), c); err != nil {
-								t.Errorf("%d nodes, one %v slow: %v", n, slow, err)
-							}
-						})
-					}
-					wg.Wait()
-					time.Sleep(20 * time.Second)
-					d := drives(t, vs.Clients(), &Options{Durable: durable})
-					for i := range n / 2 {
-						vs[i].Proxy.Stall() // now the slow one counts
-					}
-					c := aClaim("k")
-					c.Timeout = 10 * time.Second
-					if _, err := d.Acquire(t.Context(), c); err != nil {
-						t.Errorf("%d nodes, one %v slow, without %d: %v", n, slow, n/2, err)
-					}
-				})
-			}
+	for _, n := range []int{3, 5} {
+		for _, slow := range []time.Duration{0, 30 * time.Millisecond, 300 * time.Millisecond} {
+			synctest.Test(t, func(t *testing.T) {
+				vs := redistest.VirtualNodes(t, n)
+				vs[n-1].Proxy.Delay(slow)
+				var wg sync.WaitGroup
+				for i := range 8 {
+					d := drives(t, vs.Clients(), nil)
+					wg.Go(func() {
+						c := aClaim(fmt.Sprint("k", i))
+						c.Timeout = 10 * time.Second
+						time.Sleep(time.Duration(i) * slow / 20)
+						if _, err := d.Acquire(t.Context(), c); err != nil {
+							t.Errorf("%d nodes, one %v slow: %v", n, slow, err)
+						}
+					})
+				}
+				wg.Wait()
+				time.Sleep(20 * time.Second)
+				d := drives(t, vs.Clients(), nil)
+				for i := range n / 2 {
+					vs[i].Proxy.Stall() // now the slow one counts
+				}
+				c := aClaim("k")
+				c.Timeout = 10 * time.Second
+				if _, err := d.Acquire(t.Context(), c); err != nil {
+					t.Errorf("%d nodes, one %v slow, without %d: %v", n, slow, n/2, err)
+				}
+			})
 		}
 	}
 }
@@ -366,7 +359,7 @@ func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 
 			tr.vs[2].Proxy.Down()
 			c := kind("k")
-			c.TTL = defaultMaxTTL
+			c.TTL = longTerm
 			tr.acquire(t, tr.d, c)
 			tr.want(t, "A", c, "xx-")
 			tr.vs[2].Proxy.Up()
@@ -402,13 +395,13 @@ func TestAReplicaDoesNotVoteOverANewConnection(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		url := fmt.Sprintf("redis://%s,%s,%s", first.Addr(), nodes.Proxies[1].Addr(), nodes.Proxies[2].Addr())
-		d := await.Value(openConfig(ctx, hasp.Config{Nodes: []string{url}})).(*driver)
+		d := await.Value(openConfig(ctx, hasp.Config{Nodes: []string{url}, Params: map[string]string{"max_ttl": longTerm.String()}})).(*driver)
 		t.Cleanup(func() { d.Close() })
 		return d
 	}
 	a, b := open(), open()
 	c := aClaim("k")
-	c.TTL, c.Timeout = defaultMaxTTL, 20*time.Second
+	c.TTL, c.Timeout = longTerm, 20*time.Second
 	for i, d := range []*driver{a, b} {
 		w := aClaim(fmt.Sprint("w", i))
 		w.Timeout = c.Timeout
@@ -472,7 +465,7 @@ func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 func TestRenewalsKeepMarks(t *testing.T) {
 	try(t, 3, nil, func(t *testing.T, tr trial) {
 		c := aFenced("k")
-		c.TTL = defaultMaxTTL
+		c.TTL = longTerm
 		renewals := func() {
 			for range 4 {
 				time.Sleep(40 * time.Second)
@@ -505,38 +498,4 @@ func TestRenewalsKeepMarks(t *testing.T) {
 			t.Error("a second holder")
 		}
 	})
-}
-
-// A replica that takes over may lack the newest writes, even if servers write
-// everything to disk before they answer. A restarted server does not lack them.
-func TestADurableReplicaThatTakesOverWaits(t *testing.T) {
-	o := &redistest.Options{Own: true, Real: true, Keep: true}
-	nodes := redistest.StartNodes(t, 3, o)
-	replica := redistest.Start(t, o)
-	open := func(first *redistest.Server) *driver {
-		clients := nodes.Clients()
-		clients[0] = first.Client()
-		return drives(t, clients, &Options{Durable: true})
-	}
-	c := aClaim("w")
-	c.Timeout = 20 * time.Second
-	await.Value(open(nodes.Servers[0]).Acquire(t.Context(), c))
-	rdb := replica.Client()
-	host, port, _ := net.SplitHostPort(nodes.Servers[0].Addr)
-	await.Must(t, rdb.Do(t.Context(), "replicaof", host, port).Err())
-	for rdb.Exists(t.Context(), markKey).Val() == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	await.Must(t, rdb.Do(t.Context(), "replicaof", "no", "one").Err())
-	nodes.Proxies[2].Down()
-	c = aClaim("k")
-	c.Timeout = 3 * time.Second
-	if _, err := open(replica).Acquire(t.Context(), c); err == nil || !strings.Contains(err.Error(), replica.Addr+": was restarted") {
-		t.Errorf("the replica: got %v, want that it does not vote", err)
-	}
-	replica.Kill()
-	replica.Restart()
-	if _, err := open(replica).Acquire(t.Context(), c); err == nil {
-		t.Error("it votes because it was restarted")
-	}
 }

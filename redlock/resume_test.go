@@ -15,44 +15,34 @@ import (
 // driver that does not know the hold must not count the leftover, which is removed soon. A node
 // that loses its data gets the record and the fence from the next renewal.
 func TestAResumedHoldIsTheRecordOfAQuorum(t *testing.T) {
-	for _, shared := range []bool{false, true} {
-		try(t, 3, nil, func(t *testing.T, tr trial) {
-			c, leftover := aFenced("k"), tr.vs[2].Mini
-			c.Shared = shared
-			g, err := tr.direct(t, nil).tryAcquire(t.Context(), c, 1, noLead, &queueState{})
-			await.Must(t, err)
-			tr.want(t, "the second attempt", c, map[bool]string{false: "xxx", true: "---"}[shared])
-			leftover.Del("k")
-			if shared {
-				await.Value(leftover.ZAdd("k", float64(time.Now().Add(5*time.Second).UnixMilli()), c.Token+"#"+c.Owner))
-			} else {
-				await.Must(t, leftover.Set("k", c.Token+"#"+c.Owner))
-			}
-			leftover.SetTTL("k", 5*time.Second)
+	try(t, 3, nil, func(t *testing.T, tr trial) {
+		c, leftover := aFenced("k"), tr.vs[2].Mini
+		g, err := tryOnce(t, tr.direct(t, nil), c, 1, noLead)
+		await.Must(t, err)
+		tr.want(t, "the second attempt", c, "xxx")
+		leftover.Del("k")
+		await.Must(t, leftover.Set("k", c.Token+"#"+c.Owner))
+		leftover.SetTTL("k", 5*time.Second)
 
-			tr.vs[1].Proxy.Down()
-			isOutage(t, "node 1 may have the record", renewOne(tr.d, c, time.Second), "1")
-			tr.vs[1].Proxy.Up()
-			time.Sleep(probeEvery)
-			tr.renews(t, "two nodes have the record", c)
-			synctest.Wait()
-			left := leftover.TTL("k")
-			if end, err := leftover.ZScore("k", c.Token+"#"+c.Owner); err == nil {
-				left = time.Until(time.UnixMilli(int64(end)))
-			}
-			if left > 5*time.Second {
-				t.Errorf("shared %v: the leftover has a new term: %v", shared, left)
-			}
+		tr.vs[1].Proxy.Down()
+		isOutage(t, "node 1 may have the record", renewOne(tr.d, c, time.Second), "1")
+		tr.vs[1].Proxy.Up()
+		time.Sleep(probeEvery)
+		tr.renews(t, "two nodes have the record", c)
+		synctest.Wait()
+		left := leftover.TTL("k")
+		if left > 5*time.Second {
+			t.Errorf("the leftover has a new term: %v", left)
+		}
 
-			leftover.FlushAll()
-			tr.renews(t, "node 2 was emptied", c)
-			synctest.Wait()
-			if all := leftover.Dump(); !strings.Contains(all, c.Token+"~1#"+c.Owner) || !strings.Contains(all, fmt.Sprint(g.Fence)) {
-				t.Errorf("shared %v: node 2 lacks the record or the fence: %s", shared, all)
-			}
-			tr.release(t, tr.d, c)
-		})
-	}
+		leftover.FlushAll()
+		tr.renews(t, "node 2 was emptied", c)
+		synctest.Wait()
+		if all := leftover.Dump(); !strings.Contains(all, c.Token+"~1#"+c.Owner) || !strings.Contains(all, fmt.Sprint(g.Fence)) {
+			t.Errorf("node 2 lacks the record or the fence: %s", all)
+		}
+		tr.release(t, tr.d, c)
+	})
 }
 
 // A driver resumes a hold that it took, after another driver has renewed the hold, within the term

@@ -12,16 +12,30 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// scriptCase is one run of a script on a server without data.
+// scriptCase is one run of a script on a server without data. @-500 is the time half a second ago, in
+// ms. In a command, _ is a space in a field. An argument - is empty.
 type scriptCase struct {
-	name   string
-	src    string
-	before []string // commands; spaces separate fields, and _ is a space in a field
-	keys   []string
-	args   []any
+	name   string // the first word names the script
+	before string // commands, with "; " between two
+	args   string
 	reply  string // a regular expression for the whole reply, as fmt prints it
 	after  string // a command
 	left   string // a regular expression for its reply
+}
+
+// scriptsOf has the source and the keys of each script.
+var scriptsOf = map[string][2]string{
+	"acquire": {source("acquire"), "k fence mark"},
+	"lead":    {source("clock", "turns", "queue", "acquire"), "k fence mark turns looks waits"},
+	"leave":   {source("clock", "turns", "leave"), "k turns looks waits"},
+	"raise":   {source("clock", "own", "renew"), "k mark fence"},
+	"renew":   {source("clock", "own", "renew"), "k mark fence"},
+	"release": {source("release"), "k turns looks waits"},
+	"keep":    {source("release"), "k turns looks waits"},
+	"repair":  {source("clock", "repair"), "k"},
+	"inspect": {source("inspect"), "k fence"},
+	"break":   {source("clock", "turns", "break"), "k turns looks waits"},
+	"mark":    {source("mark"), "mark"},
 }
 
 // Every branch of the scripts gives the reply that its header names.
@@ -47,19 +61,25 @@ func TestScripts(t *testing.T) {
 	run := func(t *testing.T, c scriptCase) (wrong []string) {
 		do(t, "flushall")
 		now := time.Now().UnixMilli()
-		// @-500 is the time half a second ago.
 		timed := func(command string) string {
 			return regexp.MustCompile(`@-?\d+`).ReplaceAllStringFunc(command, func(at string) string {
 				ago, _ := strconv.ParseInt(at[1:], 10, 64)
 				return strconv.FormatInt(now+ago, 10)
 			})
 		}
-		for _, command := range c.before {
-			if err, ok := do(t, timed(command)).(error); ok {
+		for command := range strings.SplitSeq(c.before, "; ") {
+			if err, ok := do(t, timed(command)).(error); ok && command != "" {
 				t.Fatalf("%s: %v", command, err)
 			}
 		}
-		reply, err := rdb.Eval(t.Context(), c.src, c.keys, c.args...).Result()
+		var args []any
+		for _, arg := range strings.Fields(timed(c.args)) {
+			arg = strings.ReplaceAll(arg, "_", " ")
+			args = append(args, strings.TrimPrefix(arg, "-"))
+		}
+		word, _, _ := strings.Cut(c.name, ":")
+		script := scriptsOf[word]
+		reply, err := rdb.Eval(t.Context(), script[0], strings.Fields(script[1]), args...).Result()
 		if err != nil {
 			reply = err
 		}
@@ -82,151 +102,102 @@ func TestScripts(t *testing.T) {
 
 // recordScripts are the runs of the scripts for records and fences.
 func recordScripts() []scriptCase {
-	// A set with shorter tokens is no shared record.
-	acquire := []string{"k", "fence", "mark"}
-	renew, release := []string{"k", "mark", "fence"}, []any{"token-of-a-claim", "channel", "token-of-a-claim", ""}
-	queued, lead := []string{"k", "turns", "looks", "waits"}, []string{"k", "fence", "mark", "turns", "looks", "waits"}
-	acquires := source("acquire")
-	shared := source("shared")
-	leads := shared + source("turns", "queue") + acquires
-	now := time.Now().UnixMilli()
-	stands := func(waiter string, arrived, looked int64) []string {
-		return []string{fmt.Sprintf("zadd turns @%d %s", arrived, waiter), fmt.Sprintf("zadd looks @%d %s", looked, waiter), "set waits 1"}
-	}
-	renews, inspects := shared+source("own")+source("renew"), source("inspect")
-	joins, releases := shared+source("fence", "join"), source("release")
-	join := []string{"k", "fence", "mark", "intent", "waits"}
-	reader := func(member string, left int64) []string {
-		return []string{fmt.Sprintf("zadd k @%d %s", left, member), "pexpire k 60000"}
-	}
-	ends := func(left int64) string { return fmt.Sprintf("zcount k @%d @%d", left-2000, left+2000) }
-	two := append(reader("token-of-a-claim~2#me", 5000), reader("token-of-a-claims#she", 60000)...)
 	const denied = `.*(NOPERM|can't run this command|ACL failure in script).*` // by version of the server
 	return []scriptCase{
-		{"acquire: held", acquires, []string{"set k other"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[0 \]`, "get k", "other"},
-		{"acquire: free, no fence", acquires, []string{"set mark m", "set fence x"}, acquire, []any{"token-of-a-claim#me", 5000, ""}, `\[1 0 m # Server.*\]`, "pttl k", `[45]\d\d\d`},
-		{"acquire: held, marked", acquires, []string{"set k other", "set mark m"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[0 m\]`, "", ""},
-		{"acquire: held, no memory", acquires, []string{"set k other", "set mark m", "config set maxmemory 1"}, acquire, []any{"token-of-a-claim#me", 5000, ""}, `\[0 m\]`, "config set maxmemory 0", "OK"},
-		{"acquire: free, no memory", acquires, []string{"config set maxmemory 1"}, acquire, []any{"token-of-a-claim#me", 5000, ""}, ".*(OOM|maxmemory).*", "config set maxmemory 0", "OK"},
-		{"acquire: first fence", acquires, nil, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[1 \d{16}  # Server.*\]`, "get k", "token-of-a-claim#me"},
-		{"acquire: fence by the clock", acquires, []string{"set fence 7", "set mark m"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
-		{"acquire: fence above the clock", acquires, []string{"set fence 9000000000000000"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[1 9000000000000001  # Server.*\]`, "", ""},
-		{"acquire: largest fence", acquires, []string{"set fence 9007199254740990"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[1 9007199254740991  # Server.*\]`, "get k", "token-of-a-claim#me"},
-		{"acquire: last fence", acquires, []string{"set fence 9007199254740991"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is no number", acquires, []string{"set fence x1"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter is a list", acquires, []string{"lpush fence 1"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, `\[-1\]`, "exists k", "0"},
-		{"acquire: counter cannot be read", acquires, []string{"acl setuser default -getrange"}, acquire, []any{"token-of-a-claim#me", 5000, 9000}, denied, "exists k", "0"},
+		{"acquire: held", "set k other", "token-of-a-claim#me 5000 9000", `\[0 \]`, "get k", "other"},
+		{"acquire: free, no fence", "set mark m; set fence x", "token-of-a-claim#me 5000 -", `\[1 0 m # Server.*\]`, "pttl k", `[45]\d\d\d`},
+		{"acquire: held, marked", "set k other; set mark m", "token-of-a-claim#me 5000 9000", `\[0 m\]`, "", ""},
+		{"acquire: held, no memory", "set k other; set mark m; config set maxmemory 1", "token-of-a-claim#me 5000 -", `\[0 m\]`, "config set maxmemory 0", "OK"},
+		{"acquire: free, no memory", "config set maxmemory 1", "token-of-a-claim#me 5000 -", ".*(OOM|maxmemory).*", "config set maxmemory 0", "OK"},
+		{"acquire: first fence", "", "token-of-a-claim#me 5000 9000", `\[1 \d{16}  # Server.*\]`, "get k", "token-of-a-claim#me"},
+		{"acquire: fence by the clock", "set fence 7; set mark m", "token-of-a-claim#me 5000 9000", `\[1 \d{16} m # Server.*\]`, "get fence", "7"},
+		{"acquire: fence above the clock", "set fence 9000000000000000", "token-of-a-claim#me 5000 9000", `\[1 9000000000000001  # Server.*\]`, "", ""},
+		{"acquire: largest fence", "set fence 9007199254740990", "token-of-a-claim#me 5000 9000", `\[1 9007199254740991  # Server.*\]`, "get k", "token-of-a-claim#me"},
+		{"acquire: last fence", "set fence 9007199254740991", "token-of-a-claim#me 5000 9000", `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is no number", "set fence x1", "token-of-a-claim#me 5000 9000", `\[-1\]`, "exists k", "0"},
+		{"acquire: counter is a list", "lpush fence 1", "token-of-a-claim#me 5000 9000", `\[-1\]`, "exists k", "0"},
+		{"acquire: counter cannot be read", "acl setuser default -getrange", "token-of-a-claim#me 5000 9000", denied, "exists k", "0"},
 
-		{"lead: free", leads, []string{"set mark m"}, lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[1 0 m # Server.*\]`, "exists turns", "0"},
-		{"lead: fenced", leads, []string{"set fence 9000000000000000"}, lead, []any{"token-of-a-claim#me", 5000, 9000, "me", 0}, `\[1 9000000000000001  # Server.*\]`, "get k", "token-of-a-claim#me"},
-		{"lead: held, first", leads, []string{"set k other", "set mark m"}, lead, []any{"token-of-a-claim#me", 5000, "", "me", 7000}, `\[0 m 1\]`, "zrange turns 0 -1", `\[me\]`},
-		{"lead: held, the queue ends", leads, []string{"set k other"}, lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[0  1\]`, "pttl turns", `[12]\d{3}`},
-		{"lead: held, the sign ends", leads, []string{"set k other"}, lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[0  1\]`, "pttl waits", `[12]\d{3}`},
-		{"lead: held, behind", leads, append(stands("she", -500, -200), "set k other"), lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[0  0\]`, "zrange turns 0 -1", `\[she me\]`},
-		{"lead: held, has waited longer", leads, append(stands("she", -500, -200), "set k other"), lead, []any{"token-of-a-claim#me", 5000, "", "me", 60000}, `\[0  1\]`, "zrange turns 0 -1", `\[me she\]`},
-		{"lead: held, does not wait", leads, []string{"set k other"}, lead, []any{"token-of-a-claim#me", 5000, "", "", 0}, `\[0  1\]`, "exists turns", "0"},
-		{"lead: free, another's turn", leads, stands("she", -500, -200), lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[0  2\]`, "exists k", "0"},
-		{"lead: free, another's turn, does not wait", leads, stands("she", -500, -200), lead, []any{"token-of-a-claim#me", 5000, "", "", 0}, `\[0  2\]`, "zrange turns 0 -1", `\[she\]`},
-		{"lead: free, its turn", leads, append(stands("me", -500, -200), stands("she", -400, -200)...), lead, []any{"token-of-a-claim#me", 5000, "", "me", 500}, `\[1 .*\]`, "zrange turns 0 -1", `\[she\]`},
-		{"lead: free, the first is gone", leads, stands("she", -5000, -1100), lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[1 .*\]`, "exists turns", "0"},
-		{"lead: free, a look in the future", leads, stands("she", -5000, 90000), lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[1 .*\]`, "exists looks", "0"},
-		{"lead: the queue is a list", leads, []string{"lpush turns 1"}, lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[1 .*\]`, "type turns", "list"},
-		{"lead: no right to a queue", leads, append(stands("she", -500, -200), "acl setuser default -zrange"), lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[1 .*\]`, "get k", "token-of-a-claim#me"},
+		{"lead: free", "set mark m", "token-of-a-claim#me 5000 - me 0", `\[1 0 m # Server.*\]`, "exists turns", "0"},
+		{"lead: fenced", "set fence 9000000000000000", "token-of-a-claim#me 5000 9000 me 0", `\[1 9000000000000001  # Server.*\]`, "get k", "token-of-a-claim#me"},
+		{"lead: held, first", "set k other; set mark m", "token-of-a-claim#me 5000 - me 7000", `\[0 m 1\]`, "zrange turns 0 -1", `\[me\]`},
+		{"lead: held, the queue ends", "set k other", "token-of-a-claim#me 5000 - me 0", `\[0  1\]`, "pttl turns", `[12]\d{3}`},
+		{"lead: held, the sign ends", "set k other", "token-of-a-claim#me 5000 - me 0", `\[0  1\]`, "pttl waits", `[12]\d{3}`},
+		{"lead: held, behind", "zadd turns @-500 she; zadd looks @-200 she; set waits 1; set k other", "token-of-a-claim#me 5000 - me 0", `\[0  0\]`, "zrange turns 0 -1", `\[she me\]`},
+		{"lead: held, has waited longer", "zadd turns @-500 she; zadd looks @-200 she; set waits 1; set k other", "token-of-a-claim#me 5000 - me 60000", `\[0  1\]`, "zrange turns 0 -1", `\[me she\]`},
+		{"lead: held, does not wait", "set k other", "token-of-a-claim#me 5000 - - 0", `\[0  1\]`, "exists turns", "0"},
+		{"lead: free, another's turn", "zadd turns @-500 she; zadd looks @-200 she; set waits 1", "token-of-a-claim#me 5000 - me 0", `\[0  2\]`, "exists k", "0"},
+		{"lead: free, another's turn, does not wait", "zadd turns @-500 she; zadd looks @-200 she; set waits 1", "token-of-a-claim#me 5000 - - 0", `\[0  2\]`, "zrange turns 0 -1", `\[she\]`},
+		{"lead: free, its turn", "zadd turns @-500 me; zadd looks @-200 me; set waits 1; zadd turns @-400 she; zadd looks @-200 she; set waits 1", "token-of-a-claim#me 5000 - me 500", `\[1 .*\]`, "zrange turns 0 -1", `\[she\]`},
+		{"lead: free, the first is gone", "zadd turns @-5000 she; zadd looks @-1100 she; set waits 1", "token-of-a-claim#me 5000 - me 0", `\[1 .*\]`, "exists turns", "0"},
+		{"lead: free, a look in the future", "zadd turns @-5000 she; zadd looks @90000 she; set waits 1", "token-of-a-claim#me 5000 - me 0", `\[1 .*\]`, "exists looks", "0"},
+		{"lead: the queue is a list", "lpush turns 1", "token-of-a-claim#me 5000 - me 0", `\[1 .*\]`, "type turns", "list"},
+		{"lead: no right to a queue", "zadd turns @-500 she; zadd looks @-200 she; set waits 1; acl setuser default -zrange", "token-of-a-claim#me 5000 - me 0", `\[1 .*\]`, "get k", "token-of-a-claim#me"},
 
-		{"leave", shared + source("turns", "leave"), append(stands("me", -500, -200), stands("she", -400, -200)...), queued, []any{"me", "channel"}, "1", "zrange turns 0 -1", `\[she\]`},
-		{"leave: nobody", shared + source("turns", "leave"), nil, queued, []any{"me", "channel"}, "1", "", ""},
+		{"leave", "zadd turns @-500 me; zadd looks @-200 me; set waits 1; zadd turns @-400 she; zadd looks @-200 she; set waits 1", "me channel", "1", "zrange turns 0 -1", `\[she\]`},
+		{"leave: nobody", "", "me channel", "1", "", ""},
 
-		{"raise: first", renews, []string{"set k token-of-a-claim#me"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "get fence", "5"},
-		{"raise: a mark", renews, []string{"set k token-of-a-claim#me", "set mark run_0_1000"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 run\]`, "get fence", "5"},
-		{"raise: higher", renews, []string{"set k token-of-a-claim#me", "set fence 4"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "get fence", "5"},
-		{"raise: never lower", renews, []string{"set k token-of-a-claim#me", "set fence 6"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "get fence", "6"},
-		{"raise: its term goes on", renews, []string{"set k token-of-a-claim#me", "set fence 6"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "pttl fence", `[89]\d\d\d`},
-		{"raise: the term of the hold stays", renews, []string{"set k token-of-a-claim#me px 1000"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[1 \]`, "pttl k", `\d{1,3}|1000`},
-		{"raise: no record", renews, nil, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[0  \d{13}\]`, "get fence", "5"},
-		{"raise: counter is no number", renews, []string{"set fence x"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[-1\]`, "get fence", "x"},
-		{"raise: counter is a list", renews, []string{"lpush fence 1"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, `\[-1\]`, "", ""},
-		{"raise: counter cannot be read", renews, []string{"acl setuser default -getrange"}, renew, []any{"token-of-a-claim#", 0, "5", 9000}, denied, "exists fence", "0"},
+		{"raise: first", "set k token-of-a-claim#me", "token-of-a-claim# - 5 9000", `\[1  \d{13}\]`, "get fence", "5"},
+		{"raise: a mark", "set k token-of-a-claim#me; set mark run_0_1000", "token-of-a-claim# - 5 9000", `\[1 run 0 1000 \d{13}\]`, "get fence", "5"},
+		{"raise: higher", "set k token-of-a-claim#me; set fence 4", "token-of-a-claim# - 5 9000", `\[1  \d{13}\]`, "get fence", "5"},
+		{"raise: never lower", "set k token-of-a-claim#me; set fence 6", "token-of-a-claim# - 5 9000", `\[1  \d{13}\]`, "get fence", "6"},
+		{"raise: its term goes on", "set k token-of-a-claim#me; set fence 6", "token-of-a-claim# - 5 9000", `\[1  \d{13}\]`, "pttl fence", `[89]\d\d\d`},
+		{"raise: the term of the hold stays", "set k token-of-a-claim#me px 1000", "token-of-a-claim# - 5 9000", `\[1  \d{13}\]`, "pttl k", `\d{1,3}|1000`},
+		{"raise: no record", "", "token-of-a-claim# - 5 9000", `\[0  \d{13}\]`, "get fence", "5"},
+		{"raise: counter is no number", "set fence x", "token-of-a-claim# - 5 9000", `\[-1\]`, "get fence", "x"},
+		{"raise: counter is a list", "lpush fence 1", "token-of-a-claim# - 5 9000", `\[-1\]`, "", ""},
+		{"raise: counter cannot be read", "acl setuser default -getrange", "token-of-a-claim# - 5 9000", denied, "exists fence", "0"},
 
-		{"renew: longer", renews, []string{"set k token-of-a-claim#me px 1000"}, renew, []any{"token-of-a-claim#", 5000, "", 9000}, `\[1 \]`, "pttl k", `[45]\d\d\d`},
-		{"renew: never shorter", renews, []string{"set k token-of-a-claim#me px 90000", "set mark m"}, renew, []any{"token-of-a-claim#", 5000, "", 9000}, `\[1 m\]`, "pttl k", `[89]\d{4}`},
-		{"renew: without an end", renews, []string{"set k token-of-a-claim#me"}, renew, []any{"token-of-a-claim#", 5000, "", 9000}, `\[1 \]`, "pttl k", "-1"},
-		{"renew: gone, fence stays", renews, nil, renew, []any{"token-of-a-claim#", 5000, "5", 9000}, `\[0  \d{13}\]`, "get fence", "5"},
-		{"renew: fence is higher", renews, []string{"set fence 6"}, renew, []any{"token-of-a-claim#", 5000, "5", 9000}, `\[0  \d{13}\]`, "pttl fence", `[89]\d\d\d`},
-		{"renew: never lowers a fence", renews, []string{"set fence 6"}, renew, []any{"token-of-a-claim#", 5000, "5", 9000}, `\[0  \d{13}\]`, "get fence", "6"},
-		{"renew: counter is no number", renews, []string{"set fence x"}, renew, []any{"token-of-a-claim#", 5000, "5", 9000}, `\[0  \d{13}\]`, "get fence", "x"},
-		{"renew: counter is a list", renews, []string{"lpush fence 1"}, renew, []any{"token-of-a-claim#", 5000, "5", 9000}, `\[0  \d{13}\]`, "type fence", "list"},
-		{"renew: the lock is a list", renews, []string{"lpush k 1"}, renew, []any{"token-of-a-claim#", 5000, "", 9000}, `\[0  \d{13}\]`, "", ""},
-		{"renew: cannot be read", renews, []string{"set k token-of-a-claim#me", "acl setuser default -getrange"}, renew, []any{"token-of-a-claim#", 5000, "", 9000}, denied, "", ""},
+		{"renew: longer", "set k token-of-a-claim#me px 1000", "token-of-a-claim# 5000 - 9000", `\[1 \]`, "pttl k", `[45]\d\d\d`},
+		{"renew: never shorter", "set k token-of-a-claim#me px 90000; set mark m", "token-of-a-claim# 5000 - 9000", `\[1 m\]`, "pttl k", `[89]\d{4}`},
+		{"renew: without an end", "set k token-of-a-claim#me", "token-of-a-claim# 5000 - 9000", `\[1 \]`, "pttl k", "-1"},
+		{"renew: gone, fence stays", "", "token-of-a-claim# 5000 5 9000", `\[0  \d{13}\]`, "get fence", "5"},
+		{"renew: fence is higher", "set fence 6", "token-of-a-claim# 5000 5 9000", `\[0  \d{13}\]`, "pttl fence", `[89]\d\d\d`},
+		{"renew: never lowers a fence", "set fence 6", "token-of-a-claim# 5000 5 9000", `\[0  \d{13}\]`, "get fence", "6"},
+		{"renew: counter is no number", "set fence x", "token-of-a-claim# 5000 5 9000", `\[0  \d{13}\]`, "get fence", "x"},
+		{"renew: counter is a list", "lpush fence 1", "token-of-a-claim# 5000 5 9000", `\[0  \d{13}\]`, "type fence", "list"},
+		{"renew: the lock is a list", "lpush k 1", "token-of-a-claim# 5000 - 9000", `\[0  \d{13}\]`, "", ""},
+		{"renew: cannot be read", "set k token-of-a-claim#me; acl setuser default -getrange", "token-of-a-claim# 5000 - 9000", denied, "", ""},
 
-		{"release", releases, []string{"set k token-of-a-claim#me"}, queued, release, "1", "exists k", "0"},
-		{"release: any attempt", releases, []string{"set k token-of-a-claim~3#me"}, queued, release, "1", "exists k", "0"},
-		{"release: one attempt", releases, []string{"set k token-of-a-claim~3#me"}, queued, []any{"token-of-a-claim#", "", "token-of-a-claim", ""}, "0", "exists k", "1"},
-		{"release: no channel", releases, []string{"set k token-of-a-claim#me"}, queued, []any{"token-of-a-claim#", "", "token-of-a-claim", ""}, "1", "exists k", "0"},
-		{"release: wakes the first waiter", releases, append(stands("d~she", -500, -200), "set k token-of-a-claim#me"), queued, release, "2", "exists k", "0"},
-		{"release: a longer token-of-a-claim", releases, []string{"set k token-of-a-claims#me"}, queued, release, "0", "exists k", "1"},
-		{"release: no number of an attempt", releases, []string{"set k token-of-a-claim~#me px 1000"}, queued, release, "0", "exists k", "1"},
-		{"release: half a number of an attempt", releases, []string{"set k token-of-a-claim~2x#me px 1000"}, queued, release, "0", "exists k", "1"},
-		{"release: no owner", releases, []string{"set k token-of-a-claim~2 px 1000"}, queued, release, "0", "exists k", "1"},
-		{"release: free", releases, nil, queued, release, "0", "", ""},
-		{"release: a list", releases, []string{"lpush k 1"}, queued, release, "0", "exists k", "1"},
-		{"release: cannot be read", releases, []string{"set k token-of-a-claim#me", "acl setuser default -getrange -mget"}, queued, release, denied, "exists k", "1"},
-		{"release: no right to read the sign", releases, []string{"set k token-of-a-claim#me", "acl setuser default -mget"}, queued, release, "1", "exists k", "0"},
-		{"release: cannot publish", releases, []string{"set k token-of-a-claim#me", "acl setuser default -publish"}, queued, release, "1", "exists k", "0"},
+		{"release", "set k token-of-a-claim#me", "token-of-a-claim channel token-of-a-claim -", "1", "exists k", "0"},
+		{"release: any attempt", "set k token-of-a-claim~3#me", "token-of-a-claim channel token-of-a-claim -", "1", "exists k", "0"},
+		{"release: one attempt", "set k token-of-a-claim~3#me", "token-of-a-claim# - token-of-a-claim -", "0", "exists k", "1"},
+		{"release: no channel", "set k token-of-a-claim#me", "token-of-a-claim# - token-of-a-claim -", "1", "exists k", "0"},
+		{"release: wakes the first waiter", "zadd turns @-500 d~she; zadd looks @-200 d~she; set waits 1; set k token-of-a-claim#me", "token-of-a-claim channel token-of-a-claim -", "2", "exists k", "0"},
+		{"release: a longer token-of-a-claim", "set k token-of-a-claims#me", "token-of-a-claim channel token-of-a-claim -", "0", "exists k", "1"},
+		{"release: no number of an attempt", "set k token-of-a-claim~#me px 1000", "token-of-a-claim channel token-of-a-claim -", "0", "exists k", "1"},
+		{"release: half a number of an attempt", "set k token-of-a-claim~2x#me px 1000", "token-of-a-claim channel token-of-a-claim -", "0", "exists k", "1"},
+		{"release: no owner", "set k token-of-a-claim~2 px 1000", "token-of-a-claim channel token-of-a-claim -", "0", "exists k", "1"},
+		{"release: free", "", "token-of-a-claim channel token-of-a-claim -", "0", "", ""},
+		{"release: a list", "lpush k 1", "token-of-a-claim channel token-of-a-claim -", "0", "exists k", "1"},
+		{"release: cannot be read", "set k token-of-a-claim#me; acl setuser default -getrange -mget", "token-of-a-claim channel token-of-a-claim -", denied, "exists k", "1"},
+		{"release: no right to read the sign", "set k token-of-a-claim#me; acl setuser default -mget", "token-of-a-claim channel token-of-a-claim -", "1", "exists k", "0"},
+		{"release: cannot publish", "set k token-of-a-claim#me; acl setuser default -publish", "token-of-a-claim channel token-of-a-claim -", "1", "exists k", "0"},
 
-		{"keep: shorter", releases, []string{"set k token-of-a-claim#me px 90000"}, queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", 5000}, "1", "pttl k", `[45]\d\d\d`},
-		{"keep: longer", releases, []string{"set k token-of-a-claim#me px 1000"}, queued, []any{"token-of-a-claim#", "channel", "token-of-a-claim", 5000}, "1", "pttl k", `[45]\d\d\d`},
-		{"keep: any attempt", releases, []string{"set k token-of-a-claim~3#me"}, queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", 5000}, "1", "get k", "kept-token-of-a-claim~3#me"},
-		{"keep: again", releases, []string{"set k kept-token-of-a-claim#me"}, queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", 5000}, "0", "get k", "kept-token-of-a-claim#me"},
-		{"keep: tells the first waiter", releases, append(stands("d~she", -500, -200), "set k token-of-a-claim#me"), queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", 5000}, "2", "exists k", "1"},
-		{"keep: no memory", releases, []string{"set k token-of-a-claim#me px 90000", "config set maxmemory 1"}, queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", 5000}, "1", "config set maxmemory 0", "OK"},
-		{"renew: kept", renews, []string{"set k kept-token-of-a-claim#me px 5000"}, renew, []any{"token-of-a-claim#", 90000, "", 9000}, `\[0  \d{13}\]`, "pttl k", `[45]\d\d\d`},
+		{"keep: shorter", "set k token-of-a-claim#me px 90000", "token-of-a-claim channel token-of-a-claim 5000", "1", "pttl k", `[45]\d\d\d`},
+		{"keep: longer", "set k token-of-a-claim#me px 1000", "token-of-a-claim# channel token-of-a-claim 5000", "1", "pttl k", `[45]\d\d\d`},
+		{"keep: any attempt", "set k token-of-a-claim~3#me", "token-of-a-claim channel token-of-a-claim 5000", "1", "get k", "kept-token-of-a-claim~3#me"},
+		{"keep: again", "set k kept-token-of-a-claim#me", "token-of-a-claim channel token-of-a-claim 5000", "0", "get k", "kept-token-of-a-claim#me"},
+		{"keep: tells the first waiter", "zadd turns @-500 d~she; zadd looks @-200 d~she; set waits 1; set k token-of-a-claim#me", "token-of-a-claim channel token-of-a-claim 5000", "2", "exists k", "1"},
+		{"keep: no memory", "set k token-of-a-claim#me px 90000; config set maxmemory 1", "token-of-a-claim channel token-of-a-claim 5000", "1", "config set maxmemory 0", "OK"},
+		{"renew: kept", "set k kept-token-of-a-claim#me px 5000", "token-of-a-claim# 90000 - 9000", `\[0  \d{13}\]`, "pttl k", `[45]\d\d\d`},
 
-		{"repair", shared + source("repair"), nil, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(time.Minute).UnixMilli()}, "1", "pttl k", `[2-6]\d{4}`},
-		{"repair: too late", shared + source("repair"), nil, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(-time.Minute).UnixMilli()}, "0", "exists k", "0"},
-		{"repair: held", shared + source("repair"), []string{"set k other"}, []string{"k"}, []any{"token-of-a-claim#me", time.Now().Add(time.Minute).UnixMilli()}, "0", "get k", "other"},
+		{"repair", "", "token-of-a-claim#me @60000", "1", "pttl k", `[2-6]\d{4}`},
+		{"repair: too late", "", "token-of-a-claim#me @-60000", "0", "exists k", "0"},
+		{"repair: held", "set k other", "token-of-a-claim#me @60000", "0", "get k", "other"},
+		{"repair: its own, shorter", "set k token-of-a-claim#me px 1000", "token-of-a-claim#me @60000", "1", "pttl k", `[2-6]\d{4}`},
+		{"repair: its own, longer", "set k token-of-a-claim#me px 90000", "token-of-a-claim#me @60000", "1", "pttl k", `[89]\d{4}`},
+		{"repair: a list", "lpush k 1", "token-of-a-claim#me @60000", "0", "type k", "list"},
 
-		{"inspect: free", inspects, nil, []string{"k", "fence"}, nil, `\[-2  \]`, "", ""},
-		{"inspect: held", inspects, []string{"set k token-of-a-claim#me px 5000", "set fence 7"}, []string{"k", "fence"}, nil, `\[[45]\d\d\d token-of-a-claim#me 7\]`, "", ""},
-		{"inspect: lists", inspects, []string{"lpush k 1", "lpush fence 1"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
+		{"inspect: free", "", "", `\[-2  \]`, "", ""},
+		{"inspect: held", "set k token-of-a-claim#me px 5000; set fence 7", "", `\[[45]\d\d\d token-of-a-claim#me 7\]`, "", ""},
+		{"inspect: lists", "lpush k 1; lpush fence 1", "", `\[-1  \]`, "", ""},
 
-		{"inspect: readers", inspects, two, []string{"k", "fence"}, nil, `\[\d{5}   token-of-a-claims#she token-of-a-claim~2#me\]`, "", ""},
-		{"inspect: a foreign set", inspects, []string{"zadd k 1 a"}, []string{"k", "fence"}, nil, `\[-1  \]`, "", ""},
+		{"inspect: a foreign set", "zadd k 1 a", "", `\[-1  \]`, "", ""},
 
-		{"join: free", joins, []string{"set mark m"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[1 0 m # Server.*\]`, "pttl k", `[45]\d\d\d`},
-		{"join: fenced", joins, []string{"set fence 9000000000000000"}, join, []any{"token-of-a-claim#me", 5000, 9000, ""}, `\[1 9000000000000001  # Server.*\]`, "get fence", "9000000000000001"},
-		{"join: beside readers", joins, two, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[1 0  # Server.*\]`, "zcard k", "3"},
-		{"join: after a reader's end", joins, reader("token-of-an-old-claim#she", -1), join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[1 0  # Server.*\]`, "zrange k 0 -1", `\[token-of-a-claim#me\]`},
-		{"join: never shortens a term", joins, two, join, []any{"token-of-a-claims#she", 100, "", ""}, `\[1 0  # Server.*\]`, ends(60000), "1"},
-		{"join: held", joins, []string{"set k other", "set mark m"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[0 m\]`, "get k", "other"},
-		{"join: a foreign set", joins, []string{"zadd k 1 a"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[0 \]`, "zcard k", "1"},
-		{"join: a caller waits", joins, append(two, "set mark m", "set intent t"), join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[0 m 1\]`, "zcard k", "2"},
-		{"join: held, waits", joins, []string{"set k other", "set mark m"}, join, []any{"token-of-a-claim#me", 5000, "", "me"}, `\[0 m\]`, "pttl waits", `[12]\d{3}`},
-		{"join: an intent, waits", joins, append(two, "set intent t"), join, []any{"token-of-a-claim#me", 5000, "", "me"}, `\[0  1\]`, "exists waits", "1"},
-		{"join: held, does not wait", joins, []string{"set k other"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, `\[0 \]`, "exists waits", "0"},
-		{"join: counter is no number", joins, []string{"set fence x"}, join, []any{"token-of-a-claim#me", 5000, 9000, ""}, `\[-1\]`, "exists k", "0"},
-		{"join: the set gets no end", joins, []string{"acl setuser default -pexpire"}, join, []any{"token-of-a-claim#me", 5000, "", ""}, denied, "exists k", "0"},
-		{"lead: readers, first", leads, two, lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[0  3\]`, "zcard turns", "1"},
-		{"lead: readers, behind", leads, append(stands("she", -500, -200), two...), lead, []any{"token-of-a-claim#me", 5000, "", "me", 0}, `\[0  0\]`, "zcard turns", "2"},
-		{"renew: a reader", renews, two, renew, []any{"token-of-a-claim~2#", 30000, "", 9000, "me"}, `\[1 \]`, ends(30000), "1"},
-		{"renew: a reader, never shorter", renews, two, renew, []any{"token-of-a-claims#", 100, "", 9000, "she"}, `\[1 \]`, ends(60000), "1"},
-		{"renew: no reader", renews, two, renew, []any{"other#", 30000, "", 9000, "me"}, `\[0  \d{13}\]`, "zcard k", "2"},
-		{"renew: a foreign set", renews, []string{"zadd k 1 token-of-a-claim#me"}, renew, []any{"token-of-a-claim#", 30000, "", 9000, "me"}, `\[0  \d{13}\]`, "zcard k", "1"},
-		{"renew: a reader's term is over", renews, append(two, reader("token-of-an-old-claim#me", -1)...), renew, []any{"token-of-an-old-claim#", 30000, "", 9000, "me"}, `\[0  \d{13}\]`, "zcard k", "3"},
-		{"repair: a reader", shared + source("repair"), two, []string{"k"}, []any{"token-of-a-claim#me", now + 30000, 1}, "1", "zcard k", "3"},
-		{"repair: a reader, held", shared + source("repair"), []string{"set k other"}, []string{"k"}, []any{"token-of-a-claim#me", now + 30000, 1}, "0", "get k", "other"},
-		{"repair: a reader, too late", shared + source("repair"), nil, []string{"k"}, []any{"token-of-a-claim#me", now - 30000, 1}, "0", "exists k", "0"},
-		{"raise: a reader", renews, two, renew, []any{"token-of-a-claim~2#", 0, "5", 9000, "me"}, `\[1 \]`, "get fence", "5"},
-		{"raise: no reader", renews, two, renew, []any{"token-of-a-claim#", 0, "5", 9000, "me"}, `\[0  \d{13}\]`, "get fence", "5"},
-		{"release: a reader", releases, two, queued, []any{"token-of-a-claim~2#", "channel", "token-of-a-claim", "", "me"}, "1", "zrange k 0 -1", `\[token-of-a-claims#she\]`},
-		{"release: a reader, any attempt", releases, two, queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", "", "me"}, "1", "zrange k 0 -1", `\[token-of-a-claims#she\]`},
-		{"release: the last reader", releases, append(stands("d~she", -500, -200), reader("token-of-a-claim#me", 5000)...), queued, []any{"token-of-a-claim#", "channel", "token-of-a-claim", "", "me"}, "2", "exists k", "0"},
-		{"release: no reader", releases, two, queued, []any{"other", "channel", "token-of-a-claim", "", "me"}, "0", "zcard k", "2"},
-		{"release: a foreign set", releases, []string{"zadd k 1 token-of-a-claim#me"}, queued, []any{"token-of-a-claim", "channel", "token-of-a-claim", "", "me"}, "0", "zcard k", "1"},
-		{"release: a reader, held", releases, []string{"set k token-of-a-claim#me"}, queued, []any{"token-of-a-claim#", "channel", "token-of-a-claim", "", "me"}, "0", "get k", "token-of-a-claim#me"},
-
-		{"break", shared + source("turns", "break"), []string{"lpush k 1"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
-		{"break: free", shared + source("turns", "break"), nil, queued, []any{"channel", "broken"}, "0", "", ""},
-		{"break: cannot publish", shared + source("turns", "break"), []string{"set k other", "acl setuser default -publish"}, queued, []any{"channel", "broken"}, "1", "exists k", "0"},
+		{"break", "lpush k 1", "channel broken", "1", "exists k", "0"},
+		{"break: free", "", "channel broken", "0", "", ""},
+		{"break: cannot publish", "set k other; acl setuser default -publish", "channel broken", "1", "exists k", "0"},
 	}
 }
 
@@ -243,35 +214,36 @@ func markScripts(run string, now time.Time) []scriptCase {
 		}
 		return "(" + strings.Join(all, "|") + `)\d{3}`
 	}
-	all := func(name string, before []string, args []any, mark string) scriptCase {
-		return scriptCase{"mark: " + name, source("mark"), before, []string{"mark"}, args, `\[` + mark + " " + run + ` \d{13}\]`, "get mark", mark}
+	all := func(name, before, args, mark string) scriptCase {
+		return scriptCase{"mark: " + name, before, args, `\[` + mark + " " + run + ` \d{13}\]`, "get mark", mark}
 	}
 	past := ms(-500)
-	args := []any{1000000, 0, "", 0, ""}
-	durable := []any{1000000, 1, "", 0, ""}
+	const args = "1000000 - 0 -"
 	cases := []scriptCase{
-		all("none", nil, args, run+" "+about(1000)+" 1000000"),
-		all("not of hasp", []string{"set mark x"}, args, run+" "+about(1000)+" 1000000"),
-		all("of another run", []string{"set mark other_0_3000000"}, args, run+" "+about(3000)+" 3000000"),
-		all("of another run, durable", []string{"set mark other_" + past + "_1000000"}, durable, "other "+past+" 1000000"),
-		all("of another run, durable, roles unknown", []string{"set mark other_" + past + "_1000000", "acl setuser default -info +info|server"}, durable, "other "+past+" 1000000"),
-		{"mark: has no end", source("mark"), []string{"set mark " + run + "_0_1000000 px 5000"}, []string{"mark"}, args, `\[.*\]`, "pttl mark", "-1"},
-		all("new set", nil, []any{1000000, 0, run, ms(500), ""}, run+" 0 1000000"),
-		all("new set, too late", nil, []any{1000000, 0, run, past, ""}, run+" "+about(1000)+" 1000000"),
-		all("new set, another run", nil, []any{1000000, 0, "other", ms(500), ""}, run+" "+about(1000)+" 1000000"),
+		all("none", "", args, run+" "+about(1000)+" 1000000"),
+		all("not of hasp", "set mark x", args, run+" "+about(1000)+" 1000000"),
+		all("of another run", "set mark other_0_3000000", args, run+" "+about(3000)+" 3000000"),
+		all("no right to all of INFO", "acl setuser default -info +info|server", args, run+" "+about(1000)+" 1000000"),
+		{"mark: evicts", "config set maxmemory 90mb; config set maxmemory-policy volatile-lru", args, ".*may evict.*", "config set maxmemory-policy noeviction", "OK"},
+		{"mark: may evict", "config set maxmemory 90mb; config set maxmemory-policy volatile-lru", "1000000 - 0 - 0 1", `\[.*\]`, "config set maxmemory-policy noeviction", "OK"},
+		{"mark: a replica", "config set replica-read-only no; replicaof 127.0.0.1 1", args, ".*is a replica.*", "replicaof no one", "OK"},
+		{"mark: has no end", "set mark " + run + "_0_1000000 px 5000", args, `\[.*\]`, "pttl mark", "-1"},
+		all("new set", "", "1000000 "+run+" "+ms(500)+" -", run+" 0 1000000"),
+		all("new set, too late", "", "1000000 "+run+" "+past+" -", run+" "+about(1000)+" 1000000"),
+		all("new set, another run", "", "1000000 other "+ms(500)+" -", run+" "+about(1000)+" 1000000"),
 	}
 	for _, c := range []struct{ name, from, known, waited, want string }{
-		{"kept", past, "1000000", "", past + " 1000000"},
-		{"kept, waiting", ms(300), "1000000", "", ms(300) + " 1000000"},
-		{"kept, a longer term since", ms(300), "500000", "", ms(800) + " 1000000"},
-		{"kept, no longer waiting, a longer term since", past, "500000", "", ms(0) + " 1000000"},
-		{"kept, waited for a shorter term", ms(300), "500000", run + " " + ms(300) + " 500000", ms(800) + " 1000000"},
-		{"kept, votes, a longer term since", "0", "500000", "", "0 1000000"},
-		{"kept, names a longer term", ms(300), "3000000", "", ms(300) + " 3000000"},
-		{"kept, the clock was ahead", ms(9000), "1000000", "", about(1000) + " 1000000"},
-		{"kept, waited", ms(300), "1000000", run + " " + ms(300) + " 1000000", "0 1000000"},
+		{"kept", past, "1000000", "-", past + " 1000000"},
+		{"kept, waiting", ms(300), "1000000", "-", ms(300) + " 1000000"},
+		{"kept, a longer term since", ms(300), "500000", "-", ms(800) + " 1000000"},
+		{"kept, no longer waiting, a longer term since", past, "500000", "-", ms(0) + " 1000000"},
+		{"kept, waited for a shorter term", ms(300), "500000", run + "_" + ms(300) + "_500000", ms(800) + " 1000000"},
+		{"kept, votes, a longer term since", "0", "500000", "-", "0 1000000"},
+		{"kept, names a longer term", ms(300), "3000000", "-", ms(300) + " 3000000"},
+		{"kept, the clock was ahead", ms(9000), "1000000", "-", about(1000) + " 1000000"},
+		{"kept, waited", ms(300), "1000000", run + "_" + ms(300) + "_1000000", "0 1000000"},
 	} {
-		cases = append(cases, all(c.name, []string{"set mark " + run + "_" + c.from + "_" + c.known}, []any{1000000, 0, "", 0, c.waited}, run+" "+c.want))
+		cases = append(cases, all(c.name, "set mark "+run+"_"+c.from+"_"+c.known, "1000000 - 0 "+c.waited, run+" "+c.want))
 	}
 	return cases
 }

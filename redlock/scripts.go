@@ -16,13 +16,12 @@ func source(parts ...string) string { return redisstore.Source(scripts, parts...
 
 var (
 	acquireScript = redisstore.NewScript(source("acquire"))
-	leadScript    = redisstore.NewScript(source("shared", "turns", "queue", "acquire"))
-	leaveScript   = redisstore.NewScript(source("shared", "turns", "leave"))
-	renewScript   = redisstore.NewScript(source("shared", "own", "renew"))
-	repairScript  = redisstore.NewScript(source("shared", "repair"))
+	leadScript    = redisstore.NewScript(source("clock", "turns", "queue", "acquire"))
+	leaveScript   = redisstore.NewScript(source("clock", "turns", "leave"))
+	renewScript   = redisstore.NewScript(source("clock", "own", "renew"))
+	repairScript  = redisstore.NewScript(source("clock", "repair"))
 	releaseScript = redisstore.NewScript(source("release"))
 	inspectScript = redisstore.NewScript(source("inspect"))
-	breakScript   = redisstore.NewScript(source("shared", "turns", "break"))
+	breakScript   = redisstore.NewScript(source("clock", "turns", "break"))
 	markScript    = redisstore.NewScript(source("mark"))
-	joinScript    = redisstore.NewScript(source("shared", "fence", "join"))
 )

@@ -1,4 +1,4 @@
--- Functions for the scripts that follow in the same text; redisstore's shared.lua comes before
+-- Functions for the scripts that follow in the same text; clock.lua comes before
 -- it. The waiters of a key stand in a queue on one node, the lead. Two sorted sets keep
 -- it: when each waiter arrived, and when it last looked. A waiter that has not
 -- looked for a second counts as gone.
@@ -25,15 +25,12 @@ local function head(turns, looks, now)
 	end
 end
 
--- wake publishes that the key is free: to the first waiter, and to the readers, who share a
--- channel. It returns 0 if no caller is known to wait, and otherwise a larger number. A waiter is
--- named driver~waiter, and each driver has a channel of its own. If this user may not publish,
--- waiters find the key free at their next look.
+-- wake publishes to the first waiter that the key is free, and reports whether there is one. A
+-- waiter is named driver~waiter, and each driver has a channel of its own. If this user may not
+-- publish, waiters find the key free at their next look.
 local function wake(turns, looks, channel, message)
 	local ok, first = pcall(head, turns, looks)
-	if ok and first then
-		redis.pcall('PUBLISH', channel .. ':' .. string.match(first, '^[^~]*'), message)
-	end
-	local readers = redis.pcall('PUBLISH', channel, message)
-	return (ok and first and 1 or 0) + (type(readers) == 'number' and readers or 0)
+	if not ok or not first then return false end
+	redis.pcall('PUBLISH', channel .. ':' .. string.match(first, '^[^~]*'), message)
+	return true
 end

@@ -9,80 +9,10 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
-
-// last returns the verdict if no vote is pending.
-func last(acquiring bool, n int, count [5]int) verdict {
-	quorum := n/2 + 1
-	switch {
-	case count[yes] >= quorum && acquiring:
-		return undecided // redsync counts these votes
-	case count[yes] >= quorum:
-		return won
-	case acquiring && count[failed]+count[unknown] > n-quorum:
-		return noQuorum
-	case acquiring || count[no] > n-quorum:
-		return refused
-	}
-	return noQuorum
-}
-
-// sure returns the verdict that all possible pending votes lead to, or undecided.
-func sure(acquiring bool, n int, count [5]int) verdict {
-	if count[pending] == 0 {
-		return last(acquiring, n, count)
-	}
-	so := verdict(-1)
-	for v := yes; v <= unknown; v++ {
-		next := count
-		next[pending]--
-		next[v]++
-		switch s := sure(acquiring, n, next); {
-		case so == -1:
-			so = s
-		case so != s:
-			return undecided
-		}
-	}
-	return so
-}
-
-// Every sequence of votes decides a ballot at the first vote after which the others cannot change
-// the verdict.
-func TestABallotIsDecidedOnceByTheDecidingVote(t *testing.T) {
-	t.Parallel()
-	rules := map[bool]rule{true: acquireRule, false: holdRule}
-	for n := 1; n <= 5; n++ {
-		for acquiring, r := range rules {
-			for sequence := range 1 << (2 * n) { // two bits for each vote
-				b, count, want := newBallot(make([]*node, n), r), [5]int{pending: n}, undecided
-				for i := range n {
-					v := yes + vote(sequence>>(2*i)&3)
-					count[pending]--
-					count[v]++
-					before := want
-					if before == undecided {
-						want = sure(acquiring, n, count)
-					}
-
-					now := b.cast(i, v, nil)
-					over := false
-					select {
-					case <-b.done:
-						over = true
-					default:
-					}
-					if got := b.result(); got != want || now != (before != want) || over != (want != undecided) {
-						t.Fatalf("%d nodes, acquiring %v, sequence %b: verdict %d after vote %d, decided now %v, done %v; want %d",
-							n, acquiring, sequence, got, i, now, over, want)
-					}
-				}
-			}
-		}
-	}
-}
 
 // spoilMark makes a node answer with an error if its mark is read.
 func spoilMark(v *redistest.VirtualServer) {
@@ -117,7 +47,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		elsewhere(t, tr.vs[1], "k")
 		tr.each("01", func(v *redistest.VirtualServer) { v.Proxy.Delay(time.Millisecond) }) // they refuse when node 3 has been asked
 		tr.vs[2].Proxy.Fail(c.Token, faultproxy.HoldRequest)
-		if _, err := tr.d.tryAcquire(t.Context(), c, 0, noLead, &queueState{}); !errors.Is(err, backend.ErrHeld) {
+		if _, err := tryOnce(t, tr.d, c, 0, noLead); !errors.Is(err, backend.ErrHeld) {
 			t.Fatalf("the first attempt: got %v, want ErrHeld", err)
 		}
 		synctest.Wait()
@@ -126,7 +56,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		}
 		tr.lose("01", "k")
 		tr.each("01", func(v *redistest.VirtualServer) { v.Proxy.Delay(0) })
-		if _, err := tr.d.tryAcquire(t.Context(), c, 1, noLead, &queueState{}); err != nil {
+		if _, err := tryOnce(t, tr.d, c, 1, noLead); err != nil {
 			t.Fatalf("the second attempt: %v", err)
 		}
 		tr.want(t, "held", c, "xxx")
@@ -151,7 +81,19 @@ func TestALeadThatDoesNotVote(t *testing.T) {
 		tr.vs[0].Proxy.Down()
 		elsewhere(t, tr.vs[1], "k")
 		tr.vs[2].Proxy.Delay(5 * time.Millisecond)
-		_, err := tr.d.tryAcquire(t.Context(), aClaim("k"), 0, 0, &queueState{})
+		_, err := tryOnce(t, tr.d, aClaim("k"), 0, 0)
 		strategytest.Want(t, "acquire", err, backend.ErrHeld)
 	})
+}
+
+// A node that will be back by itself must not make Open fail, although it answers.
+func TestWhatDoesNotLast(t *testing.T) {
+	for text, want := range map[string]bool{
+		"LOADING Redis is loading the dataset in memory": false, "BUSY Redis is busy running a script": false,
+		"ERR max number of clients reached": false, "WRONGPASS invalid username-password pair": true,
+	} {
+		if got := lasting(resp.ReplyError(text)); got != want {
+			t.Errorf("%s: lasting is %v", text, got)
+		}
+	}
 }

@@ -39,7 +39,9 @@ func TestEveryStrategyConforms(t *testing.T) {
 			h := conformance.Harness{Open: opener(strategy, patient)}
 			switch {
 			case strategy == "redlock":
-				h.Open = opener(strategy, map[string]string{"timeout": "20s", "durable": "true"})
+				// A restarted node does not vote for max_ttl, and the suite waits for 20 s.
+				h.Open = opener(strategy, map[string]string{"timeout": "20s", "max_ttl": "10s"})
+				h.Cannot = map[string]string{"restart-with-data": "when the nodes vote again, every term has ended"}
 			case slices.Contains(onRedis(), strategy):
 				h.Others = map[string]func(context.Context, string) (backend.Driver, error){}
 				for _, other := range onRedis() {

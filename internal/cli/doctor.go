@@ -94,7 +94,7 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	rights := "the user may do all that this strategy has"
 	most10s := hasp.WithMaxWait(10 * time.Second)
 	lock := func(opt hasp.Option) error {
-		return hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Minute) }, opt, most10s)
+		return hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Until(l.Expires())) }, opt, most10s)
 	}
 	if err := lock(nil); err != nil {
 		d.found(redisstore.Bad, "rights", err.Error())

@@ -13,7 +13,7 @@ import (
 func TestLockOverSeveralShells(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, nil).URL()
-	for _, url := range []string{store(t), "spinlock+" + redis, "fairlock+" + redis + "?prefix=fair:", "redlock+" + redistest.StartNodes(t, 3, nil).URL()} {
+	for _, url := range []string{store(t), "spinlock+" + redis, "fairlock+" + redis + "?prefix=fair:", "redlock+" + redistest.StartNodes(t, 3, nil).URL() + "?max_ttl=2m"} {
 		t.Run(strings.Split(url, "+")[0][:7], func(t *testing.T) {
 			at := t.TempDir() + "/lock"
 			for _, step := range []string{

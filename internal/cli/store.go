@@ -103,7 +103,14 @@ func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Contex
 	}
 
 	a.strategy = c.Strategy
-	client, err := c.Open(cmd.Context(), &hasp.Options{Owner: ownerOf(c, doing), Observe: observe})
+	client, err := c.Open(cmd.Context(), &hasp.Options{Owner: ownerOf(c, doing), Observe: func(ctx context.Context, e hasp.Event) {
+		if e.Kind == hasp.EventDegraded {
+			a.complain("warning: %s", e.Err)
+		}
+		if observe != nil {
+			observe(ctx, e)
+		}
+	}})
 	if err == nil && c.Strategy == "memlock" {
 		a.complain("warning: memlock keeps locks inside this process, where no other program sees them; use filelock://")
 	}

@@ -67,6 +67,8 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 			say(OK, "persistence", "an append-only file, appendfsync %s", cmp.Or(fsync, "unknown"))
 		}
 		switch {
+		case !alone && slaves != "0":
+			say(Warn, "replication", "%s replicas: if one takes over, it may lack locks, and a key may get a second holder. Let none take over the address of a node", slaves)
 		case !alone:
 		case slaves == "0":
 			say(OK, "replication", "no replicas: there is no failover that could lose a lock, and without the server there are no locks")

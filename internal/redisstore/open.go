@@ -181,6 +181,9 @@ type unfitError struct{ error }
 
 func (e unfitError) Unwrap() error { return e.error }
 
+// IsUnfit reports whether err says that a server must not store locks.
+func IsUnfit(err error) bool { return errors.As(err, new(unfitError)) }
+
 // dialTimeout is how long a dial or a search may take, except during a probe. A call that waits for
 // the connection may end earlier, with its context.
 const dialTimeout = 5 * time.Second

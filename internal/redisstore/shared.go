@@ -7,7 +7,7 @@ import (
 )
 
 // This file has the shared holds of spinlock and pubsublock. fairlock writes the same record, so
-// readers with these three strategies hold a key together. redlock writes the record to each node.
+// readers with these three strategies hold a key together.
 
 // IntentTTL is how long an intent keeps out new readers, unless the writer repeats the intent. It
 // is three times as long as the sleep between two attempts of the writer.

@@ -1,9 +1,8 @@
 /*
  * redlock: three nodes, two clients, one key. README.md says what this shows and how to run it.
  *
- * Checked: two clients have leases at the same time only if both are readers (SHARED). A node's
- * record never outlasts its client's last term. With FENCES, a writer's fence is larger than all
- * earlier fences, and a reader's is larger than all earlier writers' fences.
+ * Checked: two clients never have leases at the same time. A node's record never outlasts its
+ * client's last term. With FENCES, each fence is larger than all earlier fences.
  *
  * Messages. A request, once sent, may reach a node at any later time, any number of times, or
  * never. So no channel is needed: a node may run each request that was ever sent. A reply is kept
@@ -17,8 +16,7 @@
  *
  * Records of attempts that have ended are removed immediately. A record that stayed could only
  * refuse requests, and a refused request has the same effect as a late one. The queue of waiters
- * and the intents can also only refuse, so they are not modelled here: see queue.pml and
- * intent.pml.
+ * can also only refuse, so it is not modelled here: see queue.pml.
  *
  * Sizes: TERMS terms for client 0, TERMS1 for client 1, FAULTS faults in all.
  */
@@ -42,16 +40,16 @@
 /* Client. */
 #define IDLE 0     /* no attempt */
 #define ASKING 1   /* tryAcquire: the nodes vote */
-#define RAISING 2  /* raiseFence: a quorum has voted yes, and may not have the fence yet */
+#define RAISING 2  /* confirm: a quorum has voted yes, and is asked for the record, and stores the fence */
 #define HOLDS 3    /* the caller has a lease */
 byte state[2];
-byte readers;     /* the clients whose present attempt is shared, as bits; the others are writers */
 byte began[2];    /* the last term that has begun */
 byte ended[2];    /* all terms up to this one have ended */
 byte attempt[2];  /* the last attempt: the number of its first term */
 byte until[2];    /* the term with which the lease ends */
 byte fence[2];    /* the fence of the attempt that has won */
-byte raised[2];   /* the nodes that have stored the fence, as bits */
+byte raised[2];   /* the nodes that have confirmed the attempt and stored its fence, as bits */
+bool slow[2];     /* the votes of the attempt may be too old, so it must be confirmed */
 
 /* The ballot of an attempt. A vote that is SENT has not been checked yet. */
 #define NONE 0
@@ -69,10 +67,11 @@ byte renewal[2];    /* the term of the renewal, or 0 */
 byte renewYes[2];   /* the nodes that had a record that counts, as bits */
 byte unsure[2];     /* the nodes that had a record that does not count, as bits */
 byte lost[2];       /* the nodes that had no record, as bits */
-bool confirmed[2];  /* a quorum is in renewYes, so the nodes in lost get a repair */
+byte mended[2];     /* the nodes to which a repair has written the record, as bits */
+bool confirmed[2];  /* a quorum is in renewYes, so the nodes in lost and unsure get a repair */
 
 /* Node. */
-byte records[NODES];  /* the clients that have a record there, as bits; several only if it is shared */
+byte records[NODES];  /* the client that has a record there, as a bit */
 byte expires[2 * NODES];  /* the term of each record */
 byte counter[NODES];  /* the fence counter */
 byte mark[NODES];     /* 0 if there is none */
@@ -85,26 +84,19 @@ bool thisRun[NODES];  /* the mark names the run of the server that answers */
 byte marks;
 byte waitsFor[2 * MARKS];  /* by mark and client, the last term that the mark waits for, or 0 */
 
-#ifdef ONE_TERM
-byte newest[NODES];  /* the client whose term was written last */
-byte newestTerm[NODES];
-#endif
 #ifdef RECORD_PER_TOKEN
 byte token[2];  /* the last term that began before the present token */
 #endif
 
 byte faults;
-byte endsWith[2];  /* an attempt ends at the latest with this term of the other client; 0 if none */
+byte endsWith[2];  /* the answers to an attempt are too old with this term of the other client; 0 if none */
 byte lastFence;  /* the largest fence of all leases so far */
-byte lastWriter;  /* the largest fence of all leases of writers so far */
 
 byte i;  /* the index of loops; 0 between steps */
 
 #define over(m) (waitsFor[2 * (m)] == 0 && waitsFor[2 * (m) + 1] == 0)
 #define bit(mask, n) (((mask) >> (n)) & 1)
 #define has(c, n) bit(records[n], c)
-#define reads(c) bit(readers, c)
-#define joins(c, n) (reads(c) && (records[n] & ~readers) == 0)  /* all records there are shared */
 #define quorumOf(mask) (bit(mask, 0) + bit(mask, 1) + bit(mask, 2) >= QUORUM)
 #define voted(c) ((vote[AT(c, 0)] == YES) + (vote[AT(c, 1)] == YES) + (vote[AT(c, 2)] == YES))
 #define mayVote(n) (mark[n] != 0 && thisRun[n])
@@ -120,7 +112,11 @@ byte i;  /* the index of loops; 0 between steps */
 #ifdef FENCE_ANYWHERE
 #define counts(c, n) true
 #else
+#ifdef FORGETFUL_CONFIRM
 #define counts(c, n) has(c, n)
+#else
+#define counts(c, n) (has(c, n) && mark[n] != 0 && over(mark[n]))
+#endif
 #endif
 
 /* mayHold says when a lease with a fence begins. */
@@ -144,14 +140,10 @@ byte i;  /* the index of loops; 0 between steps */
 /* enter writes a record. */
 inline enter(c, n, term) {
 	records[n] = records[n] | (1 << c);
-	expires[AT(c, n)] = term;
-#ifdef ONE_TERM
-	newest[n] = c;
-	newestTerm[n] = term
-#endif
+	expires[AT(c, n)] = term
 }
 
-/* forget removes the record of one client, and leaves others alone. */
+/* forget removes the record of a client. */
 inline forget(c, n) {
 	records[n] = records[n] & ~(1 << c);
 	expires[AT(c, n)] = 0
@@ -162,41 +154,8 @@ inline forgetAll(n) {
 	forget(1, n)
 }
 
-/* Broken variants of shared holds change these parts of scripts. */
-#ifdef JOINS_WRITER
-#define open(c, n) (records[n] == 0 || reads(c) && !has(c, n))
-#else
-#define open(c, n) (records[n] == 0 || joins(c, n) && !has(c, n))
-#endif
-#ifdef NO_MEMBER
-#define join(c, n) if :: records[n] == 0 -> enter(c, n, attempt[c]) :: else fi
-#else
-#define join(c, n) enter(c, n, attempt[c])
-#endif
-#ifdef REPAIR_JOINS_WRITER
-#define mayRepair(c, n) (open(c, n) || reads(c))
-#define repair(c, n) if :: joins(c, n) :: else -> forgetAll(n) fi; enter(c, n, renewal[c])
-#else
-#define mayRepair(c, n) open(c, n)
-#define repair(c, n) enter(c, n, renewal[c])
-#endif
-#ifdef RENEW_ALL
-#define renewOthers(c, n) if :: has(1 - c, n) -> expires[AT(1 - c, n)] = began[1 - c] + 1 :: else fi
-#else
-#define renewOthers(c, n) skip
-#endif
-#ifdef ONE_TERM
-#define mayExpire(c, n) (records[n] != 0 && newest[n] == c && ended[c] >= newestTerm[n])
-#define expire(c, n) forgetAll(n)
-#else
+#define open(c, n) (records[n] == 0)
 #define mayExpire(c, n) (has(c, n) && ended[c] >= expires[AT(c, n)])
-#define expire(c, n) forget(c, n)
-#endif
-#ifdef FENCE_BORROWED
-#define nextFence(c, n) (reads(c) && counter[n] > 0 -> counter[n] : counter[n] + 1)
-#else
-#define nextFence(c, n) (counter[n] + 1)
-#endif
 
 /* clearBallot resets fields that are no longer needed, so that spin finds more states equal. */
 inline clearBallot(c) {
@@ -215,13 +174,13 @@ inline clearRenewal(c) {
 	renewYes[c] = 0;
 	unsure[c] = 0;
 	lost[c] = 0;
+	mended[c] = 0;
 	confirmed[c] = false
 }
 
-/* becomesSure makes a record count for renewals if a repair wrote it, or a request whose vote did
- * not count. The code does this at least one Timeout before the end of the record's term. An
- * attempt lasts at most one Timeout. So an attempt that the other client has in flight now ends
- * before that. */
+/* becomesSure makes a record count for renewals after a repair. The code does this at least
+ * attemptTime before the end of the record's term. The answers to an attempt may be that old when
+ * it wins. So an attempt that the other client has in flight now ends before that, or asks again. */
 inline becomesSure(c, n) {
 	sure[AT(c, n)] = renewal[c];
 #ifndef SURE_LATE
@@ -231,13 +190,6 @@ inline becomesSure(c, n) {
 	fi
 #endif
 }
-
-/* releaseRecord is release.lua. */
-#ifdef RELEASE_ALL
-#define releaseRecord(c, n) forgetAll(n)  /* the release also removes the other members */
-#else
-#define releaseRecord(c, n) forget(c, n)
-#endif
 
 /* end ends an attempt, with or without a lease. Then its records may be released. */
 inline end(c) {
@@ -251,14 +203,14 @@ inline end(c) {
 	endsWith[c] = 0;
 	until[c] = 0;
 	fence[c] = 0;
-	readers = readers & ~(1 << c);
+	slow[c] = false;
 	clearBallot(c);
 	for (i : 0 .. NODES - 1) {
 		sure[AT(c, i)] = 0
 	}
 	for (i : 0 .. NODES - 1) {
 		if
-		:: has(c, i) -> releaseRecord(c, i)
+		:: has(c, i) -> forget(c, i)
 		:: else
 		fi
 	}
@@ -271,20 +223,16 @@ inline end(c) {
 /* hold begins a lease. */
 inline hold(c) {
 	printf("client %d: holds the key, fence %d\n", c, fence[c]);
-	assert(state[1 - c] != HOLDS || reads(0) && reads(1));  /* one writer, or only readers */
+	assert(state[1 - c] != HOLDS);  /* one holder */
 #ifdef FENCES
 #ifndef NOFENCECHECK
-	assert(fence[c] > lastWriter);  /* growing fences */
-	assert(fence[c] > lastFence || reads(c));
-	lastFence = (fence[c] > lastFence -> fence[c] : lastFence);
-	if
-	:: !reads(c) -> lastWriter = fence[c]
-	:: else
-	fi;
+	assert(fence[c] > lastFence);  /* growing fences */
+	lastFence = fence[c];
 #endif
 #endif
 	state[c] = HOLDS;
 	endsWith[c] = 0;
+	slow[c] = false;
 	until[c] = attempt[c];
 	for (i : 0 .. NODES - 1) {
 		if
@@ -305,7 +253,12 @@ inline endTerm(c, other) {
 		assert(ended[c] < began[c] || ended[c] >= expires[AT(c, i)])  /* no record outlasts its term */
 	}
 	if
-	:: endsWith[other] > 0 && ended[c] >= endsWith[other] -> end(other)
+	:: endsWith[other] > 0 && ended[c] >= endsWith[other] ->
+		endsWith[other] = 0;
+#ifndef SLOW_WINS
+		slow[other] = true;
+		raised[other] = 0  /* these answers are too old as well */
+#endif
 	:: else
 	fi;
 #ifndef LATE_END
@@ -399,11 +352,7 @@ inline sendVote(c, n) {
 		vote[AT(c, n)] = SENT;
 		voteMark[AT(c, n)] = markOfVote(n);
 #ifdef FENCES
-		proposal[AT(c, n)] = nextFence(c, n);
-		if
-		:: reads(c) -> counter[n] = proposal[AT(c, n)]
-		:: else
-		fi
+		proposal[AT(c, n)] = counter[n] + 1
 #endif
 	:: else
 	fi
@@ -425,13 +374,6 @@ proctype Client(byte c) {
 		begin(c);
 		printf("client %d: asks all nodes, attempt %d\n", c, attempt[c])
 	}
-#ifdef SHARED
-	:: d_step { mayBegin(c) ->
-		begin(c);
-		readers = readers | (1 << c);
-		printf("client %d: asks all nodes as a reader, attempt %d\n", c, attempt[c])
-	}
-#endif
 	:: d_step { state[c] == ASKING && countable(c, 0) -> checkVote(c, 0) }
 	:: d_step { state[c] == ASKING && countable(c, 1) -> checkVote(c, 1) }
 	:: d_step { state[c] == ASKING && countable(c, 2) -> checkVote(c, 2) }
@@ -447,10 +389,17 @@ proctype Client(byte c) {
 		i = 0;
 		state[c] = RAISING
 	}
-	:: d_step { state[c] == RAISING && mayHold(c) && ended[c] < attempt[c] -> hold(c) }
 #else
-	:: d_step { state[c] == ASKING && voted(c) >= QUORUM && ended[c] < attempt[c] -> hold(c) }
+	:: d_step { state[c] == ASKING && voted(c) >= QUORUM && ended[c] < attempt[c] ->
+		if
+		:: slow[c] ->
+			printf("client %d: asks again\n", c);
+			state[c] = RAISING
+		:: else -> hold(c)
+		fi
+	}
 #endif
+	:: d_step { state[c] == RAISING && mayHold(c) && ended[c] < attempt[c] -> hold(c) }
 	/* The attempt is refused, or its caller leaves, or it takes too long. */
 	:: d_step { state[c] == ASKING || state[c] == RAISING ->
 		printf("client %d: gives up\n", c);
@@ -481,10 +430,10 @@ proctype Client(byte c) {
 proctype Link(byte c; byte n) {
 	do
 #ifdef FENCES
-	/* acquire.lua. For a reader join.lua. */
+	/* acquire.lua. */
 	:: d_step { (state[c] == ASKING || state[c] == RAISING || state[c] == HOLDS) && open(c, n) ->
 		printf("node %d: votes for client %d, attempt %d\n", n, c, attempt[c]);
-		join(c, n);
+		enter(c, n, attempt[c]);
 		sendVote(c, n)
 	}
 #else
@@ -496,18 +445,18 @@ proctype Link(byte c; byte n) {
 	}
 	:: d_step { state[c] == ASKING && bit(asked[c], n) && open(c, n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
-		join(c, n);
+		enter(c, n, attempt[c]);
 		vote[AT(c, n)] = SENT;
 		asked[c] = asked[c] & ~(1 << n)
 	}
 #else
 	/* SET NX, and GET of the mark on the same connection, whose server is known. A script that does
-	 * both at once, for a reader or on the lead, can do no more than that. The two are one step if
+	 * both at once, on the lead, can do no more than that. The two are one step if
 	 * the client has a lease already, because a loss between them is like one after both; and if no
 	 * fault is left, unless the node has no mark yet. */
 	:: d_step { (state[c] == ASKING || state[c] == HOLDS) && open(c, n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
-		join(c, n);
+		enter(c, n, attempt[c]);
 		if
 		:: state[c] == HOLDS || faults == FAULTS && mark[n] != 0 -> sendVote(c, n)
 		:: state[c] == ASKING && !(faults == FAULTS && mark[n] != 0) && vote[AT(c, n)] == NONE && mayCount(n) ->
@@ -525,19 +474,12 @@ proctype Link(byte c; byte n) {
 	/* The term of the record ends on the node. */
 	:: d_step { mayExpire(c, n) ->
 		printf("node %d: the record of client %d expires\n", n, c);
-		expire(c, n)
+		forget(c, n)
 	}
-#ifdef JOIN_SHORTENS
-	/* A request of a reader arrives again, or after a repair. */
-	:: d_step { (state[c] == RAISING || state[c] == HOLDS) && reads(c) && has(c, n) && expires[AT(c, n)] > attempt[c] ->
-		printf("node %d: a late request gives the member of client %d a shorter term\n", n, c);
-		enter(c, n, attempt[c])
-	}
-#endif
-#ifdef FENCES
-	/* renew.lua with the term 0. The fence counts only where the attempt has its record. */
+	/* renew.lua without a term. The answer counts only where the attempt has its record, and the
+	 * mark does not make the node wait. */
 	:: d_step { state[c] == RAISING && !bit(raised[c], n) && (counter[n] < fence[c] || counts(c, n)) ->
-		printf("node %d: raises its counter to the fence of client %d, %d\n", n, c, fence[c]);
+		printf("node %d: confirms client %d, fence %d\n", n, c, fence[c]);
 		if
 		:: counter[n] < fence[c] -> counter[n] = fence[c]
 		:: else
@@ -547,9 +489,8 @@ proctype Link(byte c; byte n) {
 		:: else
 		fi
 	}
-#endif
 	/* renew.lua. It also raises the counter, whether or not the record is there. */
-	:: d_step { state[c] == HOLDS && renewal[c] > 0 && !bit(renewYes[c] | unsure[c] | lost[c], n) ->
+	:: d_step { state[c] == HOLDS && renewal[c] > 0 && !bit(renewYes[c] | unsure[c] | lost[c] | mended[c], n) ->
 		if
 		:: counter[n] < fence[c] -> counter[n] = fence[c]
 		:: else
@@ -558,11 +499,12 @@ proctype Link(byte c; byte n) {
 		:: has(c, n) ->
 			printf("node %d: renews the record of client %d\n", n, c);
 			if
-			:: isSure(c, n) -> renewYes[c] = renewYes[c] | (1 << n); sure[AT(c, n)] = renewal[c]
+			:: isSure(c, n) ->
+				renewYes[c] = renewYes[c] | (1 << n);
+				sure[AT(c, n)] = renewal[c];
+				enter(c, n, renewal[c])
 			:: else -> unsure[c] = unsure[c] | (1 << n)
-			fi;
-			enter(c, n, renewal[c]);
-			renewOthers(c, n)
+			fi
 		:: else ->
 			printf("node %d: has no record of client %d to renew\n", n, c);
 			lost[c] = lost[c] | (1 << n);
@@ -570,16 +512,17 @@ proctype Link(byte c; byte n) {
 		fi
 	}
 	/* repair.lua. */
-	:: d_step { state[c] == HOLDS && confirmed[c] && bit(lost[c], n) && ended[c] < renewal[c] && mayRepair(c, n) ->
+	:: d_step { state[c] == HOLDS && confirmed[c] && bit(lost[c] | unsure[c], n) && ended[c] < renewal[c] && (has(c, n) || open(c, n)) ->
 		printf("node %d: repairs the record of client %d\n", n, c);
-		repair(c, n);
+		enter(c, n, renewal[c]);
 		lost[c] = lost[c] & ~(1 << n);
-		unsure[c] = unsure[c] | (1 << n)
+		unsure[c] = unsure[c] & ~(1 << n);
+		mended[c] = mended[c] | (1 << n)
 	}
 	/* The record counts from the next renewal on. */
-	:: d_step { state[c] == HOLDS && confirmed[c] && bit(unsure[c], n) && ended[c] < renewal[c] ->
+	:: d_step { state[c] == HOLDS && confirmed[c] && bit(mended[c], n) && ended[c] < renewal[c] ->
 		printf("node %d: its record of client %d is sure\n", n, c);
-		unsure[c] = unsure[c] & ~(1 << n);
+		mended[c] = mended[c] & ~(1 << n);
 		becomesSure(c, n)
 	}
 #ifdef REPAIR_OVERWRITES

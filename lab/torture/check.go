@@ -135,8 +135,7 @@ func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
 		if last := excluded.fence; last != nil && t.asked <= last.got && !t.void() && t.got >= last.end && !within(n.losses, t.asked, t.got) {
 			n.checkFence(t, last)
 		}
-		// With redlock two shared holds that begin at the same moment may have the same fence.
-		if twin := drawn[t.fence]; twin != nil && t.asked <= twin.got && !n.losing && !(t.shared && twin.shared && n.strategy == redlock) {
+		if twin := drawn[t.fence]; twin != nil && t.asked <= twin.got && !n.losing {
 			n.checkFence(t, twin)
 		}
 

@@ -1,0 +1,182 @@
+package redlock
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/redisstore"
+)
+
+// survey is the sum of the nodes' reports about a key.
+type survey struct {
+	on      []*redisstore.Found // by node; nil if there is no answer
+	errs    []error             // by node
+	answers int                 // how many nodes have answered or returned an error
+
+	// These follow from the reports.
+	holder *redisstore.Found  // the record of a quorum, with the rest of its term there; or nil
+	taken  []redisstore.Found // the records of all nodes that have one, the shortest term first
+	free   int                // how many nodes have no record
+}
+
+func newSurvey(nodes int) *survey {
+	return &survey{on: make([]*redisstore.Found, nodes), errs: make([]error, nodes)}
+}
+
+// quorum is the smallest majority of the nodes.
+func (s *survey) quorum() int { return len(s.on)/2 + 1 }
+
+// add adds the report of node i.
+func (s *survey) add(i int, f *redisstore.Found, err error) {
+	s.answers++
+	s.errs[i] = err
+	switch {
+	case err != nil:
+		return
+	case f.Free():
+		s.free++
+	default:
+		s.taken = append(s.taken, *f)
+		slices.SortFunc(s.taken, func(a, b redisstore.Found) int {
+			return cmp.Compare(remaining(a), remaining(b))
+		})
+	}
+	s.on[i] = f
+
+	// A record loses its quorum when so many copies have expired that too few are left.
+	copies := map[string][]*redisstore.Found{}
+	for at := range s.taken {
+		record := s.taken[at].Record
+		copies[record] = append(copies[record], &s.taken[at])
+		if n := len(copies[record]); n >= s.quorum() {
+			s.holder = copies[record][n-s.quorum()]
+		}
+	}
+}
+
+// remaining returns how long a record will last.
+func remaining(f redisstore.Found) time.Duration {
+	if ttl := f.Status().TTL; ttl >= 0 {
+		return ttl
+	}
+	return math.MaxInt64 // the record has no end
+}
+
+// hasQuorum reports whether a quorum has answered.
+func (s *survey) hasQuorum() bool { return len(s.taken)+s.free >= s.quorum() }
+
+// silent returns how many nodes have not answered, or have answered with an error.
+func (s *survey) silent() int { return len(s.on) - len(s.taken) - s.free }
+
+// outage returns nil if a quorum has answered, and otherwise the error for a missing quorum. If ctx
+// has ended, and no node has returned an error, it returns ctx's error.
+func (s *survey) outage(ctx context.Context) error {
+	if s.hasQuorum() {
+		return nil
+	}
+	failed := slices.ContainsFunc(s.errs, func(err error) bool { return err != nil })
+	if err := ctx.Err(); err != nil && !failed {
+		return err
+	}
+	return outage(s.errs)
+}
+
+// record returns the record on node i, and the largest number of nodes that may have this record.
+func (s *survey) record(i int) (record string, most int) {
+	if i == noLead || s.on[i] == nil || s.on[i].Free() {
+		return "", 0
+	}
+	most = s.silent()
+	for _, other := range s.taken {
+		if other.Record == s.on[i].Record {
+			most++
+		}
+	}
+	return s.on[i].Record, most
+}
+
+// unheld reports whether the key surely has no holder, because no record can have a quorum,
+// whatever records the silent nodes have.
+func (s *survey) unheld() bool {
+	if s.free >= s.quorum() {
+		return true
+	}
+
+	most, count := 0, map[string]int{}
+	for _, f := range s.taken {
+		count[f.Record]++
+		most = max(most, count[f.Record])
+	}
+	// Assume that all silent nodes have the most frequent record.
+	return most+s.silent() < s.quorum()
+}
+
+// heldError returns the error for a key that the survey s shows as held. If the survey shows no
+// holder, RetryAfter is the time until a quorum of nodes has no record.
+func (s *survey) heldError() error {
+	switch {
+	case s.holder != nil:
+		return s.holder.Held()
+	case len(s.taken) == 0:
+		return &backend.HeldError{}
+	}
+	last := s.quorum() - s.free - 1
+	return s.taken[max(0, min(len(s.taken)-1, last))].Held()
+}
+
+// status returns the status of the key.
+func (s *survey) status() (st backend.Status) {
+	if s.holder != nil {
+		st = s.holder.Status()
+	}
+
+	// Return the largest fence. A majority stores each granted fence, so one of the nodes that
+	// answered has it, unless that node has lost its counter.
+	for _, f := range s.on {
+		if f != nil {
+			st.Fence = max(st.Fence, f.Status().Fence)
+		}
+	}
+	return st
+}
+
+// askFor asks the nodes about c.Key, until their answers show whether there is a holder. After a
+// quorum has answered, askFor waits at most the time leadTimeout for the lead, and for answers that
+// decide this. So a hanging node delays callers only that long.
+func askFor(ctx context.Context, m *members, c backend.Claim, lead int) *survey {
+	// All attempts of c have failed, so their records are about to be released.
+	skip := func(record string) bool { return isOf(record, c.Token) }
+	return m.query(ctx, []string{c.Key}, c.Timeout, skip, func(all []*survey) time.Duration {
+		s := all[0]
+		leadAnswered := lead == noLead || s.on[lead] != nil || s.errs[lead] != nil
+		switch {
+		case !s.hasQuorum():
+			return forever
+		case leadAnswered && (s.holder != nil || s.unheld()):
+			return 0
+		}
+		return leadTimeout
+	})[0]
+}
+
+// askClearly is like askFor, but for a caller that will not ask again. While late nodes may decide
+// whether there is a holder, it asks all nodes again, because a late node may be free, or a record
+// may be about to be released. It gives up after 160 ms, or later if nodes are slow.
+func askClearly(ctx context.Context, m *members, c backend.Claim) *survey {
+	end := time.Now().Add(max(8*leadTimeout, 4*m.patience()))
+	for pause := minSleep; ; pause = min(2*pause, leadTimeout) {
+		s := askFor(ctx, m, c, noLead)
+		clear := s.holder != nil || s.unheld()
+		if clear || s.answers == len(m.nodes) || !s.hasQuorum() {
+			return s
+		}
+		if time.Now().After(end) || ctx.Err() != nil {
+			return s
+		}
+		doze(ctx, pause)
+	}
+}
