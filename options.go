@@ -274,10 +274,10 @@ func WithoutReentry() Option {
 // immediately returns ErrInvalid. A shared lease cannot become exclusive, because two leases that
 // tried would wait for each other.
 //
-// With WithFence, a shared lease also gets a fence. A resource that checks the fences of readers and writers
-// keeps two numbers: the largest fence that it has seen, and the largest that it has seen with a
-// write. It refuses a write whose fence is smaller than the first number, and a read whose fence is
-// smaller than the second.
+// With WithFence, a shared lease also gets a fence. A resource that checks the fences of readers
+// and writers keeps two numbers: the largest fence that it has seen, and the largest that it has
+// seen with a write. It refuses a write whose fence is smaller than the first number, and a read
+// whose fence is smaller than the second.
 //
 // WithShared with WithMinHold or WithSlots is ErrInvalid. If the driver has no
 // [backend.Traits].Shared, the error is errors.ErrUnsupported, and the key is not locked.
@@ -393,11 +393,11 @@ type Event struct {
 
 // LogEvents returns an [Options.Observe] that writes to l. A lost lease has the level Error. These
 // have Warn: the first failure of a row of failed renewals, a Lock refused with ErrUnavailable,
-// EventDegraded, and EventStillWaiting, or Info if Lead waits. EventRenewed, which ends such a row, and EventStillHeld,
-// which finds a forgotten Unlock, have Info. All other events have Debug, which slog does not show
-// by default. A message is, for example, "hasp: acquired", with the attributes key, id, op, wait,
-// hold, failures, fence and err, as far as the event has them. If l is nil, LogEvents calls
-// slog.Default at each event.
+// EventDegraded, and EventStillWaiting, or Info if Lead waits. EventRenewed, which ends such a row,
+// and EventStillHeld, which finds a forgotten Unlock, have Info. All other events have Debug, which
+// slog does not show by default. A message is, for example, "hasp: acquired", with the attributes
+// key, id, op, wait, hold, failures, fence and err, as far as the event has them. If l is nil,
+// LogEvents calls slog.Default at each event.
 func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) {
 		to := l
