@@ -568,7 +568,11 @@ func (r *reaper) try(x *reap) {
 		x.over()
 		x.times--
 		x.failed = 0
-		x.at = now.add(r.opts.Timeout)
+		rest := r.opts.Timeout
+		if x.soon {
+			rest = max(rest-reapSoon, 0) // so that the last one comes a Timeout after the first
+		}
+		x.at = now.add(rest)
 	default:
 		x.at = now.add(x.backoff(r.opts.Timeout))
 		x.failed++
