@@ -21,7 +21,7 @@ import (
 type nodes struct {
 	d     *dialer
 	a     address
-	known sync.Map        // address → *redis.Client
+	known sync.Map        // address as in the map of slots → *redis.Client
 	first []*redis.Client // which search uses until the cluster has made its own
 
 	mu  sync.Mutex      // guards ids
@@ -40,13 +40,19 @@ func (n *nodes) client() *redis.ClusterClient {
 		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout, ContextTimeoutEnabled: true,
 		PoolSize: o.PoolSize, PipelinePoolSize: o.PipelinePoolSize, ReadBufferSize: bufferSize, WriteBufferSize: bufferSize,
 	})
-	c.OnNewNode(func(node *redis.Client) { n.known.Store(whole(node.Options().Addr), node) })
+	c.OnNewNode(func(node *redis.Client) {
+		// If a server redirects to a loopback address, go-redis makes a second client, and closes it
+		// after a minute.
+		if addr := node.Options().Addr; addr == marked(whole(addr)) {
+			n.known.Store(addr, node)
+		}
+	})
 	for _, addr := range n.a.addrs {
 		o := *o
 		o.Addr = addr
 		first := redis.NewClient(&o)
 		n.first = append(n.first, first)
-		n.known.Store(addr, first)
+		n.known.Store(marked(addr), first)
 	}
 	return c
 }
@@ -136,7 +142,7 @@ func (n *nodes) ask(ctx context.Context, node *redis.Client) ([]redis.ClusterSlo
 			return nil, fmt.Errorf("%s: a slot without a server", origin)
 		}
 		master := slots[i].Nodes[0]
-		master.Addr = keepsHost + redirected(master.Addr, origin)
+		master.Addr = marked(redirected(master.Addr, origin))
 		slots[i].Nodes = []redis.ClusterNode{master} // hasp uses no replica
 	}
 	return slots, nil
@@ -161,9 +167,19 @@ func redirected(addr, origin string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// keepsHost begins the addresses that search returns, because go-redis would remove the host from a
-// loopback address.
+// keepsHost begins the loopback addresses that search returns, because go-redis would remove their
+// hosts.
 const keepsHost = "="
+
+// marked returns the address of a node as search returns it. Other addresses have no mark, so that
+// go-redis finds the same client when a server redirects to them.
+func marked(addr string) string {
+	host, _, _ := net.SplitHostPort(addr)
+	if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
+		return keepsHost + addr
+	}
+	return addr
+}
 
 // whole returns the address of a node without keepsHost.
 func whole(addr string) string { return strings.TrimPrefix(addr, keepsHost) }

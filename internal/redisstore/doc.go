@@ -74,5 +74,5 @@
 //   - Process on a cluster sends COMMAND, before each call if the user has no right to it. So a
 //     cluster gets pipelines only.
 //   - A cluster's client removes the host from a loopback address that ClusterSlots returns, so
-//     search marks each address.
+//     search marks it.
 package redisstore

@@ -92,12 +92,11 @@ func (s *Store) probe(ctx context.Context) error {
 		s.opened.timeout.Store(int64(time.Until(end) * 4 / 5))
 		defer s.opened.timeout.Store(int64(dialTimeout))
 	}
-	began := time.Now()
 	if _, err := s.find(ctx, ""); err != nil {
 		if ctx.Err() == context.Canceled {
-			return s.fail(context.Cause(ctx)) // the cause says why
+			err = context.Cause(ctx) // the cause says why
 		}
-		return s.fail(diagnose(err, s.hints, time.Since(began)))
+		return s.fail(err)
 	}
 	servers, err := s.all(ctx)
 	if err != nil {

@@ -26,10 +26,14 @@ func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
 	for hint, change := range map[string]func(o *redis.Options){
 		"check the user and the password of the client": func(o *redis.Options) { o.Password = "wrong" },
 		"is Redis running there? check host and port":   func(o *redis.Options) { o.Addr = deadPort },
+		"that Redis is in no cluster":                   func(o *redis.Options) {},
 	} {
 		o := srv.ClientOptions()
 		change(o)
-		rdb := redis.NewClient(o)
+		var rdb redis.UniversalClient = redis.NewClient(o)
+		if strings.Contains(hint, "cluster") {
+			rdb = redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{o.Addr}, Password: o.Password})
+		}
 		defer rdb.Close()
 		s := New(rdb)
 		until(t, hint, func() bool {
@@ -150,11 +154,13 @@ func TestACloseLeavesNoConnectionToACluster(t *testing.T) {
 
 	n := nodes{d: opened(t, c.URL(), nil).opened}
 	for _, addr := range []string{"127.0.1.1:7000", "[::1]:7000", "10.0.0.1:7000", "localhost:7000"} {
-		marked := keepsHost + addr
 		slots := func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: marked}}}}, nil
+			node := redis.ClusterNode{Addr: marked(addr)}
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{node}}}, nil
 		}
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{addr}, ClusterSlots: slots, Dialer: n.d.dial})
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: []string{addr}, ClusterSlots: slots, Dialer: n.d.dial,
+		})
 		defer rdb.Close()
 		node := await.Value(rdb.MasterForKey(t.Context(), "k"))
 		if got := whole(node.Options().Addr); got != addr {

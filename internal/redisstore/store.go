@@ -127,11 +127,20 @@ func (s *Store) find(ctx context.Context, key string) (*server, error) {
 }
 
 func (s *Store) locate(ctx context.Context, cluster *redis.ClusterClient, key string) (*server, error) {
+	began := time.Now()
 	node, err := cluster.MasterForKey(ctx, key)
 	if err != nil {
-		return nil, err
+		return nil, s.explain(ctx, began, err)
 	}
 	return s.at(node), nil
+}
+
+// explain says why no server was found, and what to do, unless ctx was cancelled.
+func (s *Store) explain(ctx context.Context, began time.Time, err error) error {
+	if ctx.Err() == context.Canceled {
+		return err
+	}
+	return diagnose(err, s.hints, time.Since(began))
 }
 
 // at returns the server of a node of the cluster.
@@ -150,16 +159,20 @@ func (s *Store) all(ctx context.Context) ([]*server, error) {
 	}
 	var mu sync.Mutex
 	var all []*server
+	began := time.Now()
 	err := s.rdb.(*redis.ClusterClient).ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
 		mu.Lock()
 		defer mu.Unlock()
 		all = append(all, s.at(node))
 		return nil
 	})
-	if err == nil && len(all) == 0 {
-		err = errors.New("no server has a slot")
+	switch {
+	case err != nil:
+		return nil, s.explain(ctx, began, err)
+	case len(all) == 0:
+		return nil, errors.New("no server has a slot")
 	}
-	return all, err
+	return all, nil
 }
 
 // follow returns the server to which a command must be sent again, or nil, and whether ASKING must
@@ -170,7 +183,7 @@ func (s *Store) follow(ctx context.Context, at *server, key string, err error) (
 		addr, _ = redis.IsMovedError(err)
 		s.reload()
 	}
-	if node, ok := s.opened.nodes.known.Load(redirected(addr, at.addr)); ok {
+	if node, ok := s.opened.nodes.known.Load(marked(redirected(addr, at.addr))); ok {
 		return s.at(node.(*redis.Client)), asking
 	}
 	for range 20 { // until the map of slots is loaded, which has a new node

@@ -148,10 +148,13 @@ func replaced(end func(*redistest.Server)) func(*place) {
 }
 
 func main() {
-	only := flag.String("only", "", "regular expression of the `names` of faults")
+	names := regexp.MustCompile("")
+	flag.Func("only", "regular expression of the `names` of faults", func(text string) (err error) {
+		names, err = regexp.Compile(text)
+		return err
+	})
 	flag.Parse()
 	logging.Disable() // go-redis logs servers that are down
-	names := regexp.MustCompile(*only)
 
 	fmt.Println("| fault | way in | outage | calls | failed | first to last | longest | lease | error |")
 	fmt.Println("|---|---|--:|--:|--:|--:|--:|---|---|")
