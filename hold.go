@@ -438,6 +438,23 @@ func (x *reap) over() {
 	}
 }
 
+// settle counts a release that freed the token or found it gone, and returns the time until the next
+// one. Usually that is a Timeout. But a store that stood still may execute the commands of several
+// connections in any order, so if the first release finds the token gone, another one follows soon.
+// Otherwise the token could keep the key for a Timeout.
+func (x *reap) settle(gone bool, timeout time.Duration) time.Duration {
+	soon := min(reapSoon, timeout)
+	switch {
+	case x.soon:
+		timeout -= soon // so that the last release comes a Timeout after the first
+	case gone && x.times == reapTwice:
+		x.soon = true
+		return soon
+	}
+	x.times--
+	return timeout
+}
+
 func (x *reap) backoff(most time.Duration) time.Duration {
 	return jitter(min(firstRetry<<min(x.failed, 10), most))
 }
@@ -553,27 +570,12 @@ func (r *reaper) try(x *reap) {
 	defer poke(r.wake)
 	r.active--
 
-	// A release counts if it freed the token or found it gone. If x.times asks for another release,
-	// that comes a Timeout later. But a store that stood still may execute the commands of several
-	// connections in any order, so if the first release finds the token gone, another one follows
-	// soon. Otherwise the token could keep the key for a Timeout.
 	now := r.clock.awake()
-	switch {
-	case settled && err != nil && x.times == reapTwice && !x.soon:
+	if settled {
 		x.over()
-		x.soon = true
 		x.failed = 0
-		x.at = now.add(min(reapSoon, r.opts.Timeout))
-	case settled:
-		x.over()
-		x.times--
-		x.failed = 0
-		rest := r.opts.Timeout
-		if x.soon {
-			rest = max(rest-reapSoon, 0) // so that the last one comes a Timeout after the first
-		}
-		x.at = now.add(rest)
-	default:
+		x.at = now.add(x.settle(err != nil, r.opts.Timeout))
+	} else {
 		x.at = now.add(x.backoff(r.opts.Timeout))
 		x.failed++
 	}
