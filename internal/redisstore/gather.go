@@ -64,7 +64,9 @@ func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) 
 
 	switch {
 	case p.result.err == errNoReply: // a flight may still have p
-		g.explain(replies)
+		for i := range replies {
+			replies[i].Err = g.noReply()
+		}
 	case !p.apart:
 		*p = call{done: p.done, texts: p.texts[:0], args: p.args[:0]}
 		g.calls.Put(p)
@@ -83,17 +85,15 @@ func (g *gather) doApart(ctx context.Context, here bool, replies []Reply, comman
 	p.store(replies)
 }
 
-// explain adds the reason why no connection could be made, if there is one, to the errors of a caller
-// that has left.
-func (g *gather) explain(replies []Reply) {
+// noReply returns the error of a caller that has left: errNoReply, with the reason why no connection
+// could be made, if there is one.
+func (g *gather) noReply() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.failure == nil {
-		return
+		return errNoReply
 	}
-	for i := range replies {
-		replies[i].Err = unreached{g.failure}
-	}
+	return unreached{g.failure}
 }
 
 // put adds a call. If no other call is in progress, put may return a flight that the caller itself

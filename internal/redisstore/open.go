@@ -134,7 +134,7 @@ func (at *server) check(ctx context.Context) error {
 		defer func() { <-at.checking }()
 	case <-time.After(hedgeAfter): // the check of the other one may wait on a dead connection
 	case <-ctx.Done():
-		return resp.NotSent(ctx.Err())
+		return resp.NotSent(at.calls.noReply())
 	}
 	if at.fit.Load() {
 		return nil

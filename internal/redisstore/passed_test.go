@@ -36,12 +36,25 @@ func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
 		}
 		defer rdb.Close()
 		s := New(rdb)
-		until(t, hint, func() bool {
+		says := func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
 			_, err := s.Do(ctx, "get", "k")
 			return err != nil && strings.Contains(err.Error(), hint)
-		})
+		}
+		until(t, hint, says)
+
+		// Also while another caller checks the server.
+		ctx, cancel := context.WithCancel(t.Context())
+		var other sync.WaitGroup
+		other.Go(func() { _, _ = s.Do(ctx, "get", "k") })
+		for range 5 {
+			if !says() {
+				t.Errorf("not while another caller checks: %s", hint)
+			}
+		}
+		cancel()
+		other.Wait()
 	}
 }
 
