@@ -30,6 +30,14 @@ const (
 	leadYes          // the lead votes yes, and the waiter has left the queue
 )
 
+// reply is what a request for a node's vote has led to.
+type reply struct {
+	vote     error    // nil for yes, errNo for no, or an error that says why there is no vote
+	unknown  bool     // the node may have the record, or receive it later
+	id       standing // the run and the mark of the server; a refusal may contain only the mark
+	proposal uint64   // the fence that the node proposes; 0 without one
+}
+
 // attempt is one try to take a key by a vote of the nodes.
 type attempt struct {
 	m      *members
@@ -41,7 +49,6 @@ type attempt struct {
 	lead   int           // the node that is asked first, or noLead
 	waiter string        // the name in the queue; empty for a caller that does not queue
 	since  time.Time     // when the waiter arrived
-	shun   func(i int)   // is called if the lead cannot keep the queue
 	voted  chan struct{} // closed when the lead has voted
 	vote   error         // the lead's vote; set before voted is closed
 	answer atomic.Int32  // what the lead says about the queue
@@ -76,7 +83,7 @@ func (a *attempt) run(ctx context.Context) (g backend.Grant, err error) {
 		err = errLate
 	}
 	if err != nil {
-		a.hs.abandon(a.h, verdict == errNo)
+		a.hs.abandon(a.h)
 	}
 	return g, err
 }
@@ -86,7 +93,7 @@ func (a *attempt) run(ctx context.Context) (g backend.Grant, err error) {
 // if a quorum has voted, but a win would need a node that has not answered in the usual time.
 // Otherwise the votes for this attempt would block other callers while that node hangs.
 func (a *attempt) won(ctx context.Context) bool {
-	votes := make([]func() (bool, error), len(a.m.nodes))
+	votes := make([]func() error, len(a.m.nodes))
 	for i, n := range a.m.nodes {
 		if i == a.lead {
 			votes[i] = a.leadVote
@@ -95,9 +102,9 @@ func (a *attempt) won(ctx context.Context) bool {
 		// Count the call as work here. redsync may return before the call's goroutine starts, so
 		// that Close would not wait for that goroutine.
 		a.m.work.Add(1)
-		votes[i] = func() (bool, error) {
+		votes[i] = func() error {
 			defer a.m.work.Done()
-			return asVote(a.ask(n))
+			return a.ask(n)
 		}
 	}
 	mutex := newMutex(a.c.Key, a.h.record, a.c.TTL, votes)
@@ -121,14 +128,6 @@ func (a *attempt) won(ctx context.Context) bool {
 	}
 }
 
-// asVote returns a vote as redsync wants it.
-func asVote(vote error) (bool, error) {
-	if vote == errNo {
-		return false, nil
-	}
-	return vote == nil, vote
-}
-
 // askLead asks the lead for its vote before other nodes are asked. It returns true if the lead has
 // voted yes or has not answered in time, so that redsync must count votes. Then redsync asks the
 // other nodes, if there are any, and also counts the lead's vote.
@@ -136,55 +135,31 @@ func (a *attempt) askLead(ctx context.Context) bool {
 	n := a.m.nodes[a.lead]
 	a.m.work.Go(func() { _ = a.ask(n) })
 
-	timeout := n.patience()
 	select {
 	case <-a.voted:
 	case <-a.ballot.done:
-	case <-time.After(timeout):
+	case <-time.After(n.patience()):
 		n.latency.Store(0) // the node cannot lead until it has answered a call
-		if n.needed() {
-			break // there is no quorum without this node
-		}
-		// Count this node as silent for now. If rivals split the other votes, the ballot would
-		// otherwise wait for the lead.
-		a.ballot.cast(a.lead, n.noAnswer(timeout))
 	case <-ctx.Done():
 		a.ballot.decide(errAbandoned)
 	}
-
-	if !a.ballot.isDecided() {
-		return true
-	}
-	for i := range a.m.nodes {
-		// Call settle for the nodes that are never asked, because a release waits for the outcome
-		// on every node.
-		if i != a.lead {
-			a.hs.settle(a.h, i, false, false, 0)
-		}
-	}
-	return false
+	return a.ballot.result() == errPending
 }
 
 // leadVote waits for the lead's vote, which askLead has requested.
-func (a *attempt) leadVote() (bool, error) {
+func (a *attempt) leadVote() error {
 	select {
 	case <-a.voted:
-		return asVote(a.vote)
+		return a.vote
 	// The ballot may be decided before the lead votes.
 	case <-a.ballot.done:
-		return false, errNotAsked
+		return errNotAsked
 	}
 }
 
 // ask asks a node for its vote, and casts that vote. It is called at most once for each node.
-func (a *attempt) ask(n *node) (vote error) {
-	if why, hangs := n.suspicion(); hangs && !n.needed() {
-		// Do not let the ballot wait for a node that hangs, because the votes for this attempt
-		// would block other callers during that wait.
-		a.ballot.cast(n.i, why)
-	}
-
-	vote = a.requestVote(n)
+func (a *attempt) ask(n *node) error {
+	vote := a.requestVote(n)
 	if vote == nil {
 		// Count the record before the vote: after the last vote a renewal may begin, which needs
 		// records that count.
@@ -216,55 +191,43 @@ func (a *attempt) requestVote(n *node) error {
 		// mark will do.
 		_, err = n.refreshMark(ctx, time.Time{})
 	}
-	if err == nil && !a.hs.live(a.h) {
-		err = errNotAsked // otherwise the record would have to be released at once
+	if err == nil && !a.hs.begin(a.h, n.i) {
+		err = errNotAsked
 	}
 	if err != nil {
-		a.hs.settle(a.h, n.i, false, false, 0)
 		return err
 	}
 
 	began := time.Now()
-	id, proposal, known, err := a.send(ctx, n)
-	mayHold := err == nil || !known
-	if err == errNo {
-		n.observe(ctx, began, nil)
-	} else {
-		n.observe(ctx, began, err)
-	}
+	r := a.send(ctx, n)
 	// Call settle before checkVote, which may call the node again, because a release may wait for
 	// the outcome of the vote.
-	a.hs.settle(a.h, n.i, mayHold, !known, proposal)
+	a.hs.settle(a.h, n.i, r)
 
-	switch err {
+	switch r.vote {
 	case nil:
-		// If this fails, the record is there all the same.
-		return n.checkVote(ctx, id, began)
+		n.observe(began, nil)
+		return n.checkVote(ctx, r.id, began) // if this fails, the record is there all the same
 	case errNo:
-		if err := n.checkRefusal(id); err != nil {
-			return err
-		}
-		return errNo
+		n.observe(began, nil)
+		return cmp.Or(n.checkRefusal(r.id.mark), errNo)
 	}
-	return n.nodeError(err, time.Since(began))
+	return n.observe(began, r.vote)
 }
 
 // mayArrive reports whether a command that has failed with err may have been executed, or may still
 // be.
 func mayArrive(err error) bool { return !resp.IsReply(err) && !resp.IsUnsent(err) }
 
-// send sends the commands or the script that take the key. It returns the vote, the run and the
-// mark of the server that voted, and the proposed fence if the claim is fenced. If the result known
-// is false, the node may have the record. The script for the lead also maintains the queue.
-func (a *attempt) send(
-	ctx context.Context, n *node,
-) (id standing, proposal uint64, known bool, err error) {
+// send sends the commands or the script that take the key. The script for the lead also maintains
+// the queue.
+func (a *attempt) send(ctx context.Context, n *node) reply {
 	if !a.c.Fenced && n.i != a.lead {
-		id, known, err = a.sendPlain(ctx, n)
+		r := a.sendPlain(ctx, n)
 		// A server that cannot write, for example because it has no memory left, refuses SET even
 		// if the key is held. Only the script finds out whether the key is held.
-		if !known || !resp.IsReply(err) {
-			return id, 0, known, err
+		if r.unknown || !resp.IsReply(r.vote) {
+			return r
 		}
 	}
 	return a.sendScript(ctx, n)
@@ -273,7 +236,7 @@ func (a *attempt) send(
 // sendPlain asks for a vote by plain commands, which cost the server less than a script. The
 // commands are sent together over one connection, so one run of one server executes them in order.
 // If the node loses its data after the SET, the GET does not find the mark that the driver knows.
-func (a *attempt) sendPlain(ctx context.Context, n *node) (id standing, known bool, err error) {
+func (a *attempt) sendPlain(ctx context.Context, n *node) reply {
 	commands := [][]string{
 		{"set", redisstore.LockKey(a.c.Key), a.h.record, "px", redisstore.Millis(a.c.TTL), "nx"},
 		{"get", markKey},
@@ -284,31 +247,26 @@ func (a *attempt) sendPlain(ctx context.Context, n *node) (id standing, known bo
 	}
 	replies := n.store.DoAll(ctx, commands...)
 	set, get, last := replies[0], replies[1], replies[len(replies)-1]
-	id.mark, _ = get.Value.(string)
-	id.run = cmp.Or(last.Run, runOf(last.Value))
+	mark, _ := get.Value.(string)
+	id := standing{mark: mark, run: cmp.Or(last.Run, runOf(last.Value))}
 
-	switch {
+	switch err := cmp.Or(get.Err, last.Err); {
 	case set.Err != nil:
-		return id, !mayArrive(set.Err), set.Err
+		return reply{vote: set.Err, unknown: mayArrive(set.Err)}
 	case set.Value == nil:
-		return id, true, errNo // this counts whatever the mark is, because it gives the key to nobody
+		return reply{vote: errNo, id: id} // counts whatever the mark is: it gives the key to nobody
 	case set.Value != "OK":
-		return id, false, n.store.Unexpected(set.Value)
-	case get.Err != nil || last.Err != nil:
-		// The record is there, but the vote cannot be checked. Do not return a reply of the server,
-		// which would say that the vote failed.
-		return id, false, fmt.Errorf("%w: %v", errNotChecked, cmp.Or(get.Err, last.Err))
+		return reply{vote: n.store.Unexpected(set.Value), unknown: true}
+	case err != nil:
+		// The record is there, but the vote cannot be checked. Do not wrap err, because a reply of
+		// the server would say that the vote failed.
+		return reply{vote: fmt.Errorf("the vote cannot be checked: %v", err), unknown: true}
 	}
-	return id, true, nil
+	return reply{id: id}
 }
 
-// errNotChecked is the error of a vote whose node has not told its mark or its run.
-var errNotChecked = errors.New("the vote cannot be checked")
-
 // sendScript asks for a vote by a script.
-func (a *attempt) sendScript(
-	ctx context.Context, n *node,
-) (id standing, proposal uint64, known bool, err error) {
+func (a *attempt) sendScript(ctx context.Context, n *node) reply {
 	counterTTL := ""
 	if a.c.Fenced {
 		counterTTL = redisstore.Millis(a.hs.fenceTTL)
@@ -320,65 +278,51 @@ func (a *attempt) sendScript(
 	}
 	if n.i == a.lead {
 		script = leadScript
-		call.Keys = append(call.Keys, queueKeys(key)...)
+		call.Keys = append(call.Keys, keysOf(key)[1:]...)
 		waited := "0"
 		if a.waiter != "" {
 			waited = strconv.FormatInt(time.Since(a.since).Milliseconds(), 10)
 		}
 		call.Args = append(call.Args, a.waiter, waited)
 	}
-	reply, err := n.store.Run(ctx, script, call)
+	found, err := n.store.Run(ctx, script, call)
 	if err != nil {
-		known = !mayArrive(err)
-		if n.i == a.lead && known {
-			a.shun(n.i) // this node cannot keep the queue, so no waiter would be woken
-		}
-		return id, 0, known, err
+		return reply{vote: err, unknown: mayArrive(err)}
 	}
+	if r, ok := a.decode(n, found); ok {
+		return r
+	}
+	// The outcome is unknown, because a script with an unexpected reply may have taken the key.
+	return reply{vote: n.store.Unexpected(found), unknown: true}
+}
 
-	parts, _ := reply.([]any)
+// decode decodes a reply of the script. From the lead, it stores what the queue says.
+func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
+	parts, _ := found.([]any)
 	switch {
 	case len(parts) == 4 && parts[0] == int64(1):
 		text, _ := parts[1].(string)
-		mark, ok := parts[2].(string)
-		proposal, err = strconv.ParseUint(text, 10, 64)
-		ok = ok && err == nil && proposal <= maxFence
-		if ok && (proposal > 0) == a.c.Fenced {
-			if n.i == a.lead {
-				a.answer.Store(leadYes)
-			}
-			return standing{run: runOf(parts[3]), mark: mark}, proposal, true, nil
+		proposal, err := strconv.ParseUint(text, 10, 64)
+		r.proposal = proposal
+		r.id.mark, ok = parts[2].(string)
+		r.id.run = runOf(parts[3])
+		ok = ok && err == nil && proposal <= maxFence && (proposal > 0) == a.c.Fenced
+		if ok && n.i == a.lead {
+			a.answer.Store(leadYes)
 		}
-	case len(parts) >= 2 && parts[0] == int64(0):
-		mark, ok := parts[1].(string)
-		if ok && a.understands(n, parts[2:]) {
-			return standing{mark: mark}, 0, true, errNo
-		}
+	case len(parts) == 2 && parts[0] == int64(0) && n.i != a.lead:
+		r.vote = errNo
+		r.id.mark, ok = parts[1].(string)
+	case len(parts) == 3 && parts[0] == int64(0) && n.i == a.lead:
+		r.vote = errNo
+		r.id.mark, ok = parts[1].(string)
+		says, isNumber := parts[2].(int64)
+		ok = ok && isNumber && says >= 0 && says < int64(leadYes)-1
+		a.answer.Store(int32(says) + 1)
 	case len(parts) == 1 && parts[0] == int64(-1):
-		if n.i == a.lead {
-			a.shun(n.i)
-		}
-		return id, 0, true, noFence(n, key)
+		return reply{vote: noFence(n, a.c.Key)}, true
 	}
-	// The outcome is unknown, because a script with an unexpected reply may have taken the key.
-	return id, 0, false, n.store.Unexpected(reply)
-}
-
-// understands stores what the lead says about the queue to a caller that it has refused. The result
-// is false if the script never says this.
-func (a *attempt) understands(n *node, says []any) bool {
-	if n.i != a.lead {
-		return len(says) == 0
-	}
-	if len(says) != 1 {
-		return false
-	}
-	answer, ok := says[0].(int64)
-	if !ok || answer < 0 || answer >= int64(leadYes)-1 {
-		return false
-	}
-	a.answer.Store(int32(answer) + 1)
-	return true
+	return r, ok
 }
 
 // confirm returns the fence of an attempt that has won its quorum, or an error if the attempt must

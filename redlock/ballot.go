@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/hasplock/hasp/backend"
@@ -31,26 +32,25 @@ type ballot struct {
 
 	mu      sync.Mutex // guards the fields below
 	votes   []error    // by node
-	verdict error      // set before done is closed
+	verdict error      // errPending until done is closed
 }
 
 func newBallot(names []string, taking bool) *ballot {
-	b := &ballot{names: names, taking: taking, done: make(chan struct{})}
-	b.votes = make([]error, len(names))
-	for i := range b.votes {
-		b.votes[i] = errPending
+	return &ballot{
+		names:   names,
+		taking:  taking,
+		done:    make(chan struct{}),
+		votes:   slices.Repeat([]error{errPending}, len(names)),
+		verdict: errPending,
 	}
-	return b
 }
 
-// cast counts the vote of node i, in place of the node's earlier vote. It reports whether the vote
-// decided the ballot.
+// cast counts the vote of node i. It reports whether the vote decided the ballot.
 func (b *ballot) cast(i int, vote error) (decided bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.votes[i] = vote // later votes do not change the verdict, but the text of its error
-	verdict := b.countLocked()
-	return verdict != errPending && b.decideLocked(verdict)
+	return b.decideLocked(b.countLocked())
 }
 
 // tallyLocked returns how many nodes have given each of the votes, and the smallest majority.
@@ -102,7 +102,7 @@ func (b *ballot) decide(verdict error) {
 }
 
 func (b *ballot) decideLocked(verdict error) (decided bool) {
-	if b.isDecided() {
+	if b.verdict != errPending || verdict == errPending {
 		return false
 	}
 	b.verdict = verdict
@@ -120,33 +120,22 @@ func (b *ballot) refuseIfSplit() {
 	}
 }
 
-func (b *ballot) isDecided() bool {
-	select {
-	case <-b.done:
-		return true
-	default:
-		return false
-	}
-}
-
 // result returns the verdict, or errPending if there is none yet.
 func (b *ballot) result() error {
-	if !b.isDecided() {
-		return errPending
-	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	return b.verdict
 }
 
 // failures returns the error of a ballot without a quorum. It contains the errors of the nodes that
 // do not vote. If the caller has left, it also contains an error for each node that has not voted.
 func (b *ballot) failures() error {
-	verdict := b.result()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	errs := make([]error, len(b.votes))
 	for i, vote := range b.votes {
 		switch {
-		case vote == errPending && verdict == errAbandoned:
+		case vote == errPending && b.verdict == errAbandoned:
 			errs[i] = fmt.Errorf("%s: no answer yet: %w", b.names[i], os.ErrDeadlineExceeded)
 		case vote != errNo && vote != errPending:
 			errs[i] = vote

@@ -61,7 +61,7 @@ func TestABallotIsDecidedOnceByTheDecidingVote(t *testing.T) {
 					}
 
 					now := b.cast(i, v)
-					if got := b.result(); got != want || now != (before != want) || b.isDecided() != (want != errPending) {
+					if got := b.result(); got != want || now != (before != want) || b.result() != errPending != (want != errPending) {
 						t.Fatalf("%d nodes, taking %v, sequence %b: verdict %v after vote %d, decided now %v; want %v",
 							n, taking, sequence, got, i, now, want)
 					}

@@ -140,7 +140,11 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 					v.Proxy.Flow()
 				}
 			})
-			if late > 25*time.Millisecond {
+			most := 25 * time.Millisecond
+			if strings.Contains(name, "another's") {
+				most = 2 * lookEvery // the lead publishes nothing, so the waiters poll
+			}
+			if late > most {
 				t.Errorf("had %v after the release", late)
 			}
 		})

@@ -9,10 +9,9 @@ import (
 )
 
 const (
-	wantedFor = time.Second      // how long a key counts as contended after a refusal
-	maxWanted = 256              // the most keys that are remembered; others may split votes
-	shunFor   = 10 * time.Second // how long a shunned node must not lead
-	maxRounds = 3                // how often acquire asks again for a key that was free
+	wantedFor = time.Second // how long a key counts as contended after a refusal
+	maxWanted = 256         // the most keys that are remembered; others may split votes
+	maxRounds = 3           // how often acquire asks again for a key that was free
 )
 
 // contest takes keys that other callers may want as well. It knows which keys are contended, and
@@ -35,66 +34,25 @@ type contest struct {
 	m  *members
 	hs *holds
 
-	mu      sync.Mutex             // guards the fields below
-	wanted  map[string]time.Time   // by key, until when the key counts as contended
-	shunned map[string][]time.Time // by key and node, until when the node must not lead
+	mu     sync.Mutex           // guards the field below
+	wanted map[string]time.Time // by key, until when the key counts as contended
 }
 
 // refused records that another caller had the key, or waits for it.
-func (ct *contest) refused(key string) { ct.want(key, wantedFor) }
-
-// want makes a key count as contended at least for the duration d.
-func (ct *contest) want(key string, d time.Duration) {
+func (ct *contest) refused(key string) {
 	ct.mu.Lock()
 	defer ct.mu.Unlock()
-	if _, ok := ct.wanted[key]; !ok && len(ct.wanted) >= maxWanted {
-		// Forget all keys, because a search for the oldest key would take time.
-		clear(ct.wanted)
-		clear(ct.shunned)
+	if len(ct.wanted) >= maxWanted {
+		clear(ct.wanted) // forget all keys, because a search for the oldest key would take time
 	}
-	if until := time.Now().Add(d); until.After(ct.wanted[key]) {
-		ct.wanted[key] = until
-	}
+	ct.wanted[key] = time.Now().Add(wantedFor)
 }
 
-// shun prevents node i from leading for the time shunFor. A node is shunned if its record blocks
-// only callers that ask this node first; if it lacks the holder's record, so that the release wakes
-// no waiter there; or if it cannot keep a queue.
-func (ct *contest) shun(key string, i int) {
-	ct.want(key, shunFor)
-	ct.mu.Lock()
-	defer ct.mu.Unlock()
-	if ct.shunned[key] == nil {
-		ct.shunned[key] = make([]time.Time, len(ct.m.nodes))
-	}
-	ct.shunned[key][i] = time.Now().Add(shunFor)
-}
-
-// leader returns the node that contended attempts at the key ask first, or noLead.
-func (ct *contest) leader(key string) int {
-	return ct.m.leader(func(i int) bool { return ct.mayLead(key, i) })
-}
-
-// mayLead reports whether node i is not shunned.
-func (ct *contest) mayLead(key string, i int) bool {
-	ct.mu.Lock()
-	defer ct.mu.Unlock()
-	shunned := ct.shunned[key]
-	return shunned == nil || time.Now().After(shunned[i])
-}
-
-// rivalled reports whether another caller had the key, or waited for it, within the last second. It
-// also returns true while a node is shunned.
+// rivalled reports whether another caller had the key, or waited for it, within the last second.
 func (ct *contest) rivalled(key string) bool {
 	ct.mu.Lock()
 	defer ct.mu.Unlock()
-	until, ok := ct.wanted[key]
-	if ok && !time.Now().Before(until) {
-		delete(ct.wanted, key)
-		delete(ct.shunned, key)
-		ok = false
-	}
-	return ok
+	return time.Now().Before(ct.wanted[key])
 }
 
 // attempt makes one attempt. The first attempt with c's token has number 0. If w is not nil, the
@@ -109,7 +67,6 @@ func (ct *contest) attempt(
 		h:      newHold(c, number, lead, ct.m),
 		ballot: newBallot(ct.m.names, true),
 		lead:   lead,
-		shun:   func(i int) { ct.shun(c.Key, i) },
 		voted:  make(chan struct{}),
 	}
 	if w != nil {
@@ -128,38 +85,38 @@ func (ct *contest) acquire(ctx context.Context, c backend.Claim) (backend.Grant,
 	// Rivals that ask the same node first do not split the votes.
 	lead := noLead
 	if ct.rivalled(c.Key) {
-		lead = ct.leader(c.Key)
+		lead = ct.m.leader()
 	}
 
 	g, answer, err := ct.attempt(ctx, c, 0, lead, nil)
 	number := 1
-	for pause := minSleep; answer == behindFree && isHeld(err) && pause < leadTimeout; pause *= 2 {
+	for ; answer == behindFree && isHeld(err) && number < 5; number++ {
 		// Only the queue has refused the key, which is free on the lead. Ask again, because the
 		// first waiter may be about to take the key, or may have held it and still be in the queue.
-		doze(ctx, pause)
+		doze(ctx, minSleep<<number)
 		g, answer, err = ct.attempt(ctx, c, number, lead, nil)
-		number++
 	}
 	for round := 0; isHeld(err); round++ {
 		ct.refused(c.Key)
-		s := askClearly(ctx, ct.m, c)
-
-		switch err := s.outage(ctx); {
-		case err != nil && lead != noLead:
-			return backend.Grant{}, err // only the lead has refused, not a quorum
-		case s.holder != nil, !s.unheld(), round == maxRounds:
-			return backend.Grant{}, s.heldError()
-		case answer == behind:
-			// Give up, because one of the callers that wait for the key receives it next.
-			return backend.Grant{}, s.heldError()
+		s := askFor(ctx, ct.m, c, noLead)
+		outage := s.outage(ctx)
+		decided := s.holder != nil || outage != nil || s.answers == len(ct.m.nodes)
+		switch {
+		case outage != nil && lead != noLead:
+			return g, outage // only the lead has refused, not a quorum
+		case s.unheld() && answer != behind && round < maxRounds:
+			// Ask again, because the records that blocked this attempt, such as a rival's votes, are
+			// about to be released. If only the queue refused the attempt, the first waiter has not
+			// taken the free key, so that waiter has probably died. If several rivals ask again at
+			// once, one of them nearly always wins.
+			g, _, err = ct.attempt(ctx, c, number, noLead, nil)
+			number++
+		case decided, s.unheld(), round == maxRounds:
+			return g, s.heldError()
+		default:
+			// A late node may be free, or a record may be about to be released.
+			doze(ctx, min(minSleep<<round, leadTimeout))
 		}
-
-		// Ask again, because the records that blocked this attempt, such as a rival's votes, are
-		// about to be released. If only the queue refused the attempt, the first waiter has not
-		// taken the free key, so that waiter has probably died. If several rivals ask again at
-		// once, one of them nearly always wins.
-		g, _, err = ct.attempt(ctx, c, number, noLead, nil)
-		number++
 	}
 	return g, err
 }

@@ -34,10 +34,7 @@ var (
 // newDriver returns a driver over stores. The argument names contains the address of each node, or
 // "" if the address is not known.
 func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver, error) {
-	all := Options{}
-	if o != nil {
-		all = *o
-	}
+	all := *cmp.Or(o, &Options{})
 	all.MaxTTL = cmp.Or(all.MaxTTL, defaultMaxTTL)
 	if all.MaxTTL < backend.MinTTL {
 		return nil, invalid("max_ttl %v is below %v", all.MaxTTL, backend.MinTTL)
@@ -51,9 +48,7 @@ func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver,
 	}
 
 	m := newMembers(stores, names, &all)
-	ct := &contest{id: rand.Text(), m: m}
-	ct.wanted = map[string]time.Time{}
-	ct.shunned = map[string][]time.Time{}
+	ct := &contest{id: rand.Text(), m: m, wanted: map[string]time.Time{}}
 	ct.hs = newHolds(m, &all, ct.refused)
 	return &driver{m: m, hs: ct.hs, ct: ct, maxTTL: all.MaxTTL}, nil
 }
@@ -122,7 +117,7 @@ func (d *driver) Renew(
 
 // Release removes the record of c.Token from all nodes.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
-	return d.hs.release(ctx, c, d.ct.leader)
+	return d.hs.release(ctx, c)
 }
 
 // Inspect reports the holder of key, whose record a quorum of the nodes stores. The Status has no
@@ -157,17 +152,12 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	}
 	defer d.m.work.Done()
 
-	// Votes could arrive after the removal, so the removal waits for them.
-	voting := d.hs.inFlight(key)
 	// If ctx ends, the calls continue, so the key may still become free.
-	return d.m.poll(ctx, allNodes, func(n *node) error {
-		for _, h := range voting {
-			<-d.hs.settled(h, n.i)
-		}
+	return d.m.poll(ctx, true, func(n *node) error {
 		// Ask a suspect node as well, because its record would stay.
 		return n.exchange(inspectTimeout, func(ctx context.Context) error {
 			_, err := n.store.Run(ctx, breakScript, redisstore.Call{
-				Keys: append([]string{redisstore.LockKey(key)}, queueKeys(key)...),
+				Keys: keysOf(key),
 				Args: []string{channelOf(key), "broken"},
 			})
 			return err

@@ -26,7 +26,7 @@ type hold struct {
 	fence    uint64    // the fence of the hold; 0 if the hold has none
 	failed   bool      // the attempt holds nothing, so each node must release the record
 	released bool      // release was called, so no command may write the record again
-	expiry   time.Time // when the record will have expired on every node
+	expiry   time.Time // when the record will have expired on every node, and its commands have ended
 }
 
 // copyOn is what this driver knows about the record on one node, and about its release there.
@@ -43,20 +43,24 @@ type hold struct {
 type copyOn struct {
 	mayHold   bool          // the node may have the record
 	mayArrive bool          // a command of unknown outcome may still write the record
-	inFlight  chan struct{} // closed when the last command that writes the record has ended
+	inFlight  chan struct{} // closed when the command in flight that writes the record has ended; or nil
 	proposal  uint64        // the fence that the node has proposed
 
 	counts time.Time // until when the record counts for renewals, if the node keeps its data
 	lost   time.Time // when the last renewal that did not find the record began
+}
+
+// removal is the release of a record on one node.
+type removal struct {
+	n     *node
+	claim backend.Claim
+	call  redisstore.Call // of release.lua
+	until time.Time       // when the record will have expired on the node
 
 	// A command of unknown outcome may write the record after the first release. So the node must
 	// also answer a second release, which is sent a Timeout later. At that time, the connection of
 	// that command is dead, so the record cannot return.
-	claim   backend.Claim   // the claim of the release
-	call    redisstore.Call // a call of release.lua
-	answers int             // how many releases must still be answered
-	due     time.Time       // when the next release may be sent
-	until   time.Time       // when the record will have expired on the node
+	answers int // how many releases must still be answered
 }
 
 // newHold returns the hold of an attempt that begins now. The first attempt with c's token has
@@ -69,10 +73,7 @@ func newHold(c backend.Claim, number, lead int, m *members) *hold {
 		h.prefix = c.Token + "~" + strconv.Itoa(number) + redisstore.Mark
 	}
 	h.record = h.prefix + c.Owner
-	h.expiry = h.began.Add(c.TTL + c.Timeout)
-	for i := range h.on {
-		h.on[i].inFlight = make(chan struct{})
-	}
+	h.expiry = h.began.Add(c.TTL + 3*c.Timeout)
 	return h
 }
 
@@ -81,7 +82,6 @@ func foundHold(c backend.Claim, prefix string, m *members) *hold {
 	h := newHold(c, 1, noLead, m)
 	h.prefix = prefix
 	for i := range h.on {
-		close(h.on[i].inFlight)
 		h.on[i].mayHold = true // also if the node has not answered
 	}
 	return h
@@ -101,7 +101,7 @@ func (h *hold) counting(at time.Time) (n int) {
 // prefix. The script publishes to the given channel, unless channel is empty.
 func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
 	return redisstore.Call{
-		Keys: append([]string{redisstore.LockKey(c.Key)}, queueKeys(c.Key)...),
+		Keys: keysOf(c.Key),
 		Args: []string{prefix, channel, c.Token, ""},
 	}
 }
@@ -109,10 +109,12 @@ func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
 // channelOf returns the start of the names of the channels to which a release of key publishes.
 func channelOf(key string) string { return redisstore.DerivedKey("channel", key) }
 
-// queueKeys returns the keys of the waiters' arrivals, of their last looks, and of the sign that
-// callers wait. The sign is a string, so that a release can read it together with the record.
-func queueKeys(key string) []string {
+// keysOf returns the Redis keys of the lock on key and of its queue: the waiters' arrivals, their last
+// looks, and the sign that callers wait. The sign is a string, so that a release can read it together
+// with the record.
+func keysOf(key string) []string {
 	return []string{
+		redisstore.LockKey(key),
 		redisstore.DerivedKey("turns", key),
 		redisstore.DerivedKey("looks", key),
 		redisstore.DerivedKey("waits", key),

@@ -3,12 +3,10 @@ package redlock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -20,12 +18,9 @@ const (
 	// all programs, because the holders of other programs rely on it.
 	attemptTime = time.Second
 
-	// firstRetry is the pause before the first round of a node's clean-ups. The pause doubles after
-	// each round that the node does not answer.
+	// firstRetry is the pause before a release is repeated. The pause doubles after each release
+	// that the node does not answer.
 	firstRetry = 50 * time.Millisecond
-
-	// cleanupsAtOnce is the largest number of clean-ups that are sent to one node at once.
-	cleanupsAtOnce = 64
 
 	// maxFence is the largest possible fence, because Lua's integers are exact only up to this
 	// value.
@@ -40,19 +35,19 @@ type holds struct {
 	maxTTL   time.Duration
 	wanted   func(key string) // is called if a release finds that other callers wait for the key
 
-	mu       sync.Mutex           // guards the fields below, and the fields of holds that say so
-	byToken  map[string]*hold     // attempts in flight, holds, and tokens that hold nothing
-	sweepAt  int                  // the number of holds at which begin removes the expired ones
-	cleanups []map[string]*copyOn // by node and prefix, releases to be repeated
+	mu      sync.Mutex       // guards the fields below, and the fields of holds that say so
+	byToken map[string]*hold // attempts in flight, holds, and tokens that hold nothing
+	sweepAt int              // the number of holds at which add removes the expired ones
 }
 
 func newHolds(m *members, o *Options, wanted func(key string)) *holds {
-	hs := &holds{m: m, fenceTTL: o.FenceTTL, maxTTL: o.MaxTTL, wanted: wanted}
-	hs.byToken = map[string]*hold{}
-	for range m.nodes {
-		hs.cleanups = append(hs.cleanups, map[string]*copyOn{})
+	return &holds{
+		m:        m,
+		fenceTTL: o.FenceTTL,
+		maxTTL:   o.MaxTTL,
+		wanted:   wanted,
+		byToken:  map[string]*hold{},
 	}
-	return hs
 }
 
 // checkTTL returns an error if ttl is longer than max_ttl. A restarted node votes again when
@@ -69,7 +64,7 @@ func (hs *holds) checkTTL(ttl time.Duration) error {
 func (hs *holds) add(h *hold) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	// A later attempt with the same token replaces the entry that forgetLocked has left.
+	// A later attempt with the same token replaces the one that has failed.
 	hs.byToken[h.c.Token] = h
 
 	// Remove holds that expired without a release. The next sweep follows when the map has over
@@ -85,83 +80,61 @@ func (hs *holds) add(h *hold) {
 	}
 }
 
-// live reports whether the attempt of h is in flight or holds the key.
-func (hs *holds) live(h *hold) bool {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	return !h.failed && !h.released
-}
-
-// settle records the outcome of the call that asked node i for its vote: whether the node may have
-// the record, and whether the record may still arrive. It also starts the release of the record on
-// that node, if the attempt has already failed.
-func (hs *holds) settle(h *hold, i int, mayHold, mayArrive bool, proposal uint64) {
+// begin notes that a command is about to write the record to node i. It returns false if the
+// command must not be sent, because the attempt has failed, because the hold is released, or because
+// another such command is in flight. A release either prevents the command, or waits for it and then
+// removes the record.
+func (hs *holds) begin(h *hold, i int) bool {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	on := &h.on[i]
-	on.mayHold = mayHold
-	on.mayArrive = mayArrive
-	on.proposal = proposal
-	// Close on.inFlight last, because a release waits for this channel, and then reads on.mayHold.
+	if h.failed || h.released || on.inFlight != nil {
+		return false
+	}
+	on.inFlight = make(chan struct{})
+	return true
+}
+
+// settle records the outcome of the command that begin has announced. It also starts the release of
+// the record on that node, if the attempt has already failed.
+func (hs *holds) settle(h *hold, i int, r reply) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	on := &h.on[i]
+	on.mayHold = on.mayHold || r.vote == nil || r.unknown
+	on.mayArrive = on.mayArrive || r.unknown
+	on.proposal = max(on.proposal, r.proposal)
 	close(on.inFlight)
+	on.inFlight = nil
 	// If abandon ran before this outcome was known, it has not released the record on this node.
 	if h.failed {
 		hs.cleanUpLocked(h, i)
 	}
 }
 
-// settled returns a channel that is closed when the last command that writes the record to node i
-// has ended.
-func (hs *holds) settled(h *hold, i int) <-chan struct{} {
+// await waits until no command that writes the record to node i is in flight.
+func (hs *holds) await(h *hold, i int) {
 	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	return h.on[i].inFlight
-}
-
-// inFlight returns the holds of a key whose votes may arrive later.
-func (hs *holds) inFlight(key string) (all []*hold) {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	for _, h := range hs.byToken {
-		if h.c.Key == key {
-			all = append(all, h)
-		}
+	inFlight := h.on[i].inFlight
+	hs.mu.Unlock()
+	if inFlight != nil {
+		<-inFlight
 	}
-	return all
-}
-
-// forgetLocked records that a token holds nothing. Commands in flight may still write records, so
-// the nodes could report that the token holds the key. Until these commands have ended, the driver
-// itself refuses renewals and releases of the token.
-func (hs *holds) forgetLocked(c backend.Claim) {
-	hs.byToken[c.Token] = &hold{failed: true, expiry: hs.m.now().Add(3 * c.Timeout)}
 }
 
 // abandon ends an attempt that did not take the key, and releases its records. The release on the
-// lead wakes the next waiter, because this caller has left the queue. After an unknown outcome, the
-// engine releases the token twice. The driver itself answers these releases, because they would
-// flood the nodes after an outage. The argument refused says that the outcome is known.
-func (hs *holds) abandon(h *hold, refused bool) {
+// lead wakes the next waiter, because this caller has left the queue.
+//
+// The hold stays in the map until its commands have ended, because these may still write records,
+// so that the nodes report that the token holds the key. Until then, the driver itself refuses
+// renewals and releases of the token. After an unknown outcome, the engine releases the token
+// twice, which would flood the nodes after an outage.
+func (hs *holds) abandon(h *hold) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-
-	// For a call that is in flight, settle later reads h.failed, and releases the record there.
-	h.failed = true
-	left := false
+	h.failed = true // settle reads this for the calls in flight, and releases their records
 	for i := range h.on {
-		left = left || h.on[i].mayHold
 		hs.cleanUpLocked(h, i)
-	}
-
-	// Stop if a release has removed this hold, or a newer attempt of the token has replaced it.
-	if hs.byToken[h.c.Token] != h {
-		return
-	}
-	delete(hs.byToken, h.c.Token)
-	// Keep an entry for the token if nodes may store the record until its release arrives, or if
-	// votes for earlier attempts with the token may still arrive.
-	if left || h.again || !refused {
-		hs.forgetLocked(h.c)
 	}
 }
 
@@ -171,39 +144,33 @@ func (hs *holds) cleanUpLocked(h *hold, i int) {
 	if i == h.lead {
 		channel = channelOf(h.c.Key)
 	}
-	if hs.takeLocked(h, i, h.c, releaseCall(h.c, h.prefix, channel)) {
+	if r := hs.takeLocked(h, i, h.c, releaseCall(h.c, h.prefix, channel)); r != nil {
 		// Close waits for this goroutine in any case, because the caller counts as work.
-		hs.m.work.Go(func() { _ = hs.cleanUp(hs.m.nodes[i], &h.on[i]) })
+		hs.m.work.Go(func() { _ = hs.remove(r) })
 	}
 }
 
-// takeLocked prepares the release of the record on node i by a call for the claim c. It returns
-// false if the node has no record, or if an earlier call has returned true. So a record is released
+// takeLocked returns the removal of the record on node i by a call for the claim c. It returns nil
+// if the node has no record, or if an earlier call has returned the removal. So a record is removed
 // at most once.
-func (hs *holds) takeLocked(h *hold, i int, c backend.Claim, call redisstore.Call) bool {
+func (hs *holds) takeLocked(h *hold, i int, c backend.Claim, call redisstore.Call) *removal {
 	on := &h.on[i]
 	if !on.mayHold {
-		return false
+		return nil
 	}
-	on.claim = c
-	on.call = call
-	on.until = h.expiry
-	on.answers = 1
+	r := &removal{n: hs.m.nodes[i], claim: c, call: call, until: h.expiry, answers: 1}
 	if on.mayArrive {
-		// Wait for two answers, because the first release may overtake the write of the record.
-		on.answers = 2
+		r.answers = 2
 	}
 	on.mayHold = false
-	on.mayArrive = false
-	return true
+	return r
 }
 
 // release removes the record of c.Token from all nodes, and publishes the release. It returns as
-// soon as a quorum has answered. If the hold was long, it also waits for the lead, which the
-// function leader names. The calls to the other nodes continue. If c.KeepUntil is set, the key
-// stays taken on each node until that time, by a record without a holder. A node that does not
+// soon as a quorum has answered. The calls to the other nodes continue. If c.KeepUntil is set, the
+// key stays taken on each node until that time, by a record without a holder. A node that does not
 // answer keeps the old record.
-func (hs *holds) release(ctx context.Context, c backend.Claim, leader func(key string) int) error {
+func (hs *holds) release(ctx context.Context, c backend.Claim) error {
 	if !hs.m.begin() {
 		return errClosed
 	}
@@ -213,23 +180,23 @@ func (hs *holds) release(ctx context.Context, c backend.Claim, leader func(key s
 		return backend.ErrLost
 	}
 
-	lead := noLead
 	if known && hs.m.now().Sub(h.began) >= wantedFor/2 {
-		// Also wait for the lead, whose reply says whether callers wait. During a long hold, this
-		// driver forgets that callers wait. If the holder then locks the key again at once, the
-		// holder could overtake these callers each time.
-		lead = leader(c.Key)
+		// During a long hold, this driver forgets that callers wait. So let the next caller ask the
+		// lead. If the holder locked the key again at once, it could overtake these callers each
+		// time.
+		hs.wanted(c.Key)
 	}
 	call := releaseCall(c, c.Token, channelOf(c.Key)) // the same for all nodes
 	// Do not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the calls
 	// continue, so that all nodes release the record.
-	err := hs.m.poll(ctx, lead, func(n *node) error { return hs.releaseOn(n, h, c, call) })
+	err := hs.m.poll(ctx, false, func(n *node) error { return hs.releaseOn(n, h, c, call) })
 	if err == nil && h.again && known {
 		// Make all later renewals of the token fail. Otherwise, late votes for an earlier attempt
 		// and nodes that have not answered this release could together be a quorum for a renewal.
 		hs.mu.Lock()
 		defer hs.mu.Unlock()
-		hs.forgetLocked(c)
+		h.failed = true
+		hs.byToken[c.Token] = h
 	}
 	return err
 }
@@ -256,67 +223,67 @@ func (hs *holds) beginRelease(c backend.Claim) (h *hold, known bool) {
 // which releases the hold there. If the outcome is unknown, a goroutine repeats the release.
 func (hs *holds) releaseOn(n *node, h *hold, c backend.Claim, call redisstore.Call) error {
 	// Wait for commands in flight, which may still write the record. They end within their Timeout.
-	<-hs.settled(h, n.i)
+	hs.await(h, n.i)
 
 	hs.mu.Lock()
-	taken := hs.takeLocked(h, n.i, c, call)
+	r := hs.takeLocked(h, n.i, c, call)
 	hs.mu.Unlock()
-	if !taken {
+	if r == nil {
 		return errNo
 	}
-	err := hs.cleanUp(n, &h.on[n.i])
-	if errors.Is(err, backend.ErrLost) {
-		return errNo
-	}
-	return err
+	return hs.remove(r)
 }
 
-// cleanUp sends a release. If the node must answer another release after that, the record is added
-// to the node's clean-ups. Close waits for these in any case, because the caller counts as work.
-func (hs *holds) cleanUp(n *node, on *copyOn) error {
-	err := hs.try(n, on, false)
-
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	if on.answers == 0 {
-		return err
+// remove removes a record, and returns nil, errNo if the node did not have it, or an error. If the
+// node must answer another release after that, a goroutine repeats it. Close waits for that
+// goroutine in any case, because the caller counts as work.
+func (hs *holds) remove(r *removal) error {
+	vote := hs.try(r, r.n.call)
+	if r.answers > 0 {
+		hs.m.work.Go(func() { hs.repeat(r, vote) })
 	}
-	all := hs.cleanups[n.i]
-	prefix := on.call.Args[0]
-	if old := all[prefix]; old != nil && old.answers > 0 {
-		return err // an earlier release has already left a clean-up of the record
-	}
-	if len(all) == 0 {
-		hs.m.work.Go(func() { hs.repeatCleanups(n) })
-	}
-	all[prefix] = on
-	return err
+	return vote
 }
 
-// try sends a release, unless the node is suspect. If the argument last is true, it asks even a
-// suspect node, because perhaps only one connection was dead.
-func (hs *holds) try(n *node, on *copyOn, last bool) error {
-	c, call := on.claim, on.call
+// repeat repeats a release until the node has answered often enough, or the record has expired. The
+// argument vote is the outcome of the release before.
+func (hs *holds) repeat(r *removal, vote error) {
+	pause := firstRetry
+	for r.answers > 0 && hs.m.now().Before(r.until) {
+		if vote == nil || vote == errNo {
+			pause = r.claim.Timeout
+		}
+		// Close ends the pause. Then try once more, even if the node is suspect, because perhaps
+		// only one connection was dead.
+		doze(hs.m.closing, pause)
+		if hs.m.closing.Err() != nil {
+			_ = hs.try(r, r.n.exchange)
+			return
+		}
+		vote = hs.try(r, r.n.call)
+		pause = min(2*pause, r.claim.Timeout)
+	}
+}
+
+// try sends a release by the function send, and returns what remove returns.
+func (hs *holds) try(
+	r *removal, send func(time.Duration, func(context.Context) error) error,
+) (vote error) {
+	c, call := r.claim, r.call
 	if !c.KeepUntil.IsZero() {
 		call.Args = slices.Clone(call.Args) // the nodes share the slice
 		call.Args[3] = redisstore.Rest(c.KeepUntil)
 	}
-
-	send := n.call
-	if last {
-		send = n.exchange
-	}
-	lost := false
 	err := send(c.Timeout, func(ctx context.Context) error {
-		reply, err := n.store.Run(ctx, releaseScript, call)
+		reply, err := r.n.store.Run(ctx, releaseScript, call)
 		// A reply of 2 says that other callers wait for the key.
 		if reply == int64(2) {
 			hs.wanted(c.Key)
 			reply = int64(1)
 		}
-		err = n.store.Owned(reply, err)
-		lost = errors.Is(err, backend.ErrLost)
-		if lost {
+		err = r.n.store.Owned(reply, err)
+		if errors.Is(err, backend.ErrLost) {
+			vote = errNo
 			return nil // the node has answered
 		}
 		return err
@@ -324,71 +291,8 @@ func (hs *holds) try(n *node, on *copyOn, last bool) error {
 	if err != nil {
 		return err
 	}
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	on.answers--
-	// Send a second release a Timeout later, because an earlier command may still write the record
-	// within its Timeout.
-	on.due = time.Now().Add(c.Timeout)
-	if lost {
-		return backend.ErrLost
-	}
-	return nil
-}
-
-// repeatCleanups tries the node's clean-ups until none is left. For each node, at most one
-// goroutine runs this method.
-func (hs *holds) repeatCleanups(n *node) {
-	pause, left := firstRetry, true
-	for left {
-		// Close ends the pause, and then waits for one last try of each clean-up.
-		doze(hs.m.closing, pause)
-		last := hs.m.closing.Err() != nil
-		var due []*copyOn
-		due, left = hs.dueCleanups(n.i, last)
-
-		next := firstRetry
-		for some := range slices.Chunk(due, cleanupsAtOnce) {
-			if !hs.tryAll(n, some, last) {
-				next = min(2*pause, some[0].claim.Timeout) // the others would get no answer either
-				break
-			}
-		}
-		pause = next
-	}
-}
-
-// tryAll sends releases together, and reports whether the node has answered one of them.
-func (hs *holds) tryAll(n *node, some []*copyOn, last bool) bool {
-	var answered atomic.Bool
-	var wg sync.WaitGroup
-	for _, on := range some {
-		wg.Go(func() {
-			if err := hs.try(n, on, last); err == nil || errors.Is(err, backend.ErrLost) {
-				answered.Store(true)
-			}
-		})
-	}
-	wg.Wait()
-	return answered.Load()
-}
-
-// dueCleanups returns the clean-ups that are due, or all clean-ups if the argument last is true. It
-// drops the clean-ups that are done or expired, and reports whether others remain for later.
-func (hs *holds) dueCleanups(i int, last bool) (due []*copyOn, left bool) {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	at := time.Now()
-	for prefix, on := range hs.cleanups[i] {
-		done := on.answers == 0 || hs.m.now().After(on.until)
-		if !done && (last || !at.Before(on.due)) {
-			due = append(due, on)
-		}
-		if done || last {
-			delete(hs.cleanups[i], prefix)
-		}
-	}
-	return due, len(hs.cleanups[i]) > 0
+	r.answers--
+	return vote
 }
 
 // confirm asks the nodes for the record of an attempt that has won, and returns nil if a quorum has
@@ -409,9 +313,9 @@ func (hs *holds) confirm(ctx context.Context, h *hold) (fence uint64, err error)
 	fence = h.fence // from now on, renewals write the fence to all nodes
 	hs.mu.Unlock()
 
-	err = hs.m.poll(ctx, noLead, func(n *node) error {
+	err = hs.m.poll(ctx, false, func(n *node) error {
 		// Wait for a vote in flight, because the node counts only if it has the record.
-		<-hs.settled(h, n.i)
+		hs.await(h, n.i)
 		reply, err := n.run(h.c.Timeout, renewScript, hs.renewCall(h.c, h, ""))
 		if err != nil {
 			return err
@@ -422,10 +326,10 @@ func (hs *holds) confirm(ctx context.Context, h *hold) (fence uint64, err error)
 		case err != nil:
 			return err
 		case !found:
-			return fmt.Errorf("%s: does not have the lock any more, or never had it", n.name)
+			return n.errorf("does not have the lock any more, or never had it")
 		case !marked || from > clock:
 			// It has lost its data since it voted, and a late command has brought the record.
-			return fmt.Errorf("%s: has lost its data, so its lock does not count", n.name)
+			return n.errorf("has lost its data, so its lock does not count")
 		}
 		return nil
 	})
@@ -533,33 +437,6 @@ func (hs *holds) lose(h *hold, i int, began time.Time) {
 	defer hs.mu.Unlock()
 	h.on[i].counts = time.Time{}
 	h.on[i].lost = began
-}
-
-// beginRepair returns a channel to close when a repair of node i has ended, or nil if the repair
-// must not begin. A release either prevents the repair, or waits for it and then removes the record.
-func (hs *holds) beginRepair(h *hold, i int) (ended chan struct{}) {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	on := &h.on[i]
-	select {
-	case <-on.inFlight:
-	default:
-		return nil // another command that writes the record is in flight
-	}
-	if h.released || h.failed {
-		return nil
-	}
-	ended = make(chan struct{})
-	on.inFlight = ended
-	on.mayHold = true
-	return ended
-}
-
-// mayArrive notes that a command of unknown outcome may still write the record to node i.
-func (hs *holds) mayArrive(h *hold, i int) {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	h.on[i].mayArrive = true
 }
 
 // isOf reports whether a record is of an attempt with the given token.

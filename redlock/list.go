@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -52,16 +53,12 @@ func list(
 				}
 			}
 		}
-		if ctx.Err() != nil {
-			yield(backend.Entry{}, ctx.Err())
-			return
-		}
 		if errs[i] == nil {
 			left--
 		}
 	}
 	if left > 0 {
-		yield(backend.Entry{}, outage(errs))
+		yield(backend.Entry{}, cmp.Or(ctx.Err(), outage(errs)))
 	}
 }
 
@@ -79,12 +76,9 @@ func entriesOf(
 		}
 		return forever
 	})
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
 	for i, s := range all {
 		if err := s.outage(ctx); err != nil {
-			return nil, err
+			return nil, cmp.Or(ctx.Err(), err)
 		}
 		if s.holder != nil && s.holder.IsOurs() {
 			entries = append(entries, backend.Entry{Key: keys[i], Status: s.status()})

@@ -1,8 +1,7 @@
 -- Gives this node a mark, or keeps the mark that this run of the server has.
 -- KEYS: the mark
 -- ARGV: the longest term in ms; the run that may vote at once; the server's time in ms until which
--- it may; the mark whose wait is over, or ''; 1 if a node without a mark stays without one; 1 if
--- the server may evict keys
+-- it may; 1 if a node without a mark stays without one; 1 if the server may evict keys
 -- Returns {mark or '', this run, the server's time in ms}, or an error if the server must never
 -- vote. A mark is "run from longest": the run, the time from which it votes, the longest term of
 -- any caller in ms.
@@ -13,7 +12,7 @@ if field('role') == 'slave' then
 	return redis.error_reply('ERR it is a replica, so it does not vote: name the master')
 end
 local policy = field('maxmemory_policy') or 'noeviction'
-if policy ~= 'noeviction' and field('maxmemory') ~= '0' and ARGV[6] ~= '1' then
+if policy ~= 'noeviction' and field('maxmemory') ~= '0' and ARGV[5] ~= '1' then
 	return redis.error_reply('ERR it may evict locks, so it does not vote: its maxmemory-policy is ' .. policy)
 end
 
@@ -21,7 +20,7 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local this = field('run_id') or 'unknown'
 local old = redis.call('GET', KEYS[1])
-if not old and ARGV[5] == '1' then return {'', this, string.format('%.0f', now)} end
+if not old and ARGV[4] == '1' then return {'', this, string.format('%.0f', now)} end
 
 local longest = tonumber(ARGV[1])
 local run, from, known = string.match(old or '', '^(%S+) (%d+) (%d+)$')
@@ -30,8 +29,6 @@ if run and run == this then
 	if from > 0 and longest > known then
 		-- The wait counted a shorter term than the one that is known now, so it is not over.
 		from = from + longest - known
-	elseif old == ARGV[4] then
-		from = 0
 	end
 	longest = math.max(longest, known)
 	-- The clock may have been ahead when the mark was made.

@@ -21,11 +21,8 @@ const closeTimeout = 3 * time.Second
 // forever is a limit for gather, which then waits until all nodes have answered or ctx is done.
 const forever = time.Duration(math.MaxInt64)
 
-// These take the place of a lead.
-const (
-	noLead   = -1 // all nodes are asked at once
-	allNodes = -2 // poll waits for the answers of all nodes
-)
+// noLead in place of a lead means that all nodes are asked at once.
+const noLead = -1
 
 var errClosed = errors.New("redlock: driver is closed")
 
@@ -33,14 +30,14 @@ var errClosed = errors.New("redlock: driver is closed")
 type members struct {
 	nodes  []*node
 	names  []string
-	unsafe bool // one server may be several nodes
-	evict  bool // a node may evict keys
+	unsafe bool   // one server may be several nodes
+	evict  string // "1" if a node may evict keys
 
 	suspended func() time.Duration // how long the host has slept, or less
 	slept     atomic.Int64         // the largest result of suspended so far
 
 	longestTTL atomic.Int64  // the longest term of any caller, with drift, in ms, as far as is known
-	newSet     chan struct{} // a mutex whose lock can time out; full while a caller marks a new set
+	newSet     chan struct{} // a mutex; full while a caller marks a new set
 
 	work       sync.WaitGroup     // goroutines and calls that close waits for
 	closing    context.Context    // done when close begins; no work begins after that
@@ -107,9 +104,9 @@ func (m *members) patience() (most time.Duration) {
 }
 
 // leader returns the node that contended attempts ask first. It is the first node in order that
-// votes, is healthy, is not much slower than the fastest node, and may lead. Clients with different
-// leads may split the votes, and their waiters stand in different queues.
-func (m *members) leader(mayLead func(i int) bool) int {
+// votes, is healthy, and is not much slower than the fastest node. Clients with different leads may
+// split the votes, and their waiters stand in different queues.
+func (m *members) leader() int {
 	fastest := forever
 	for _, n := range m.nodes {
 		if trip := n.trip(); trip > 0 {
@@ -119,8 +116,8 @@ func (m *members) leader(mayLead func(i int) bool) int {
 
 	// The margin keeps the lead the same while latencies vary, so that clients agree on it.
 	for i, n := range m.nodes {
-		quick := fastest < forever && n.trip() <= 4*fastest+2*time.Millisecond
-		if quick && n.trip() > 0 && n.votes() && mayLead(i) {
+		trip := n.trip()
+		if trip > 0 && trip/4 <= fastest+time.Millisecond/2 && n.votes() {
 			return i
 		}
 	}
@@ -154,22 +151,17 @@ func (m *members) gather(ctx context.Context, ask func(n *node) (answered func()
 }
 
 // poll asks all nodes at once about a hold, and returns the error that follows from the votes. If
-// there is a lead, poll also waits for the lead's answer, but no longer than the lead's method
-// patience allows. The caller must count as work (see begin). If ctx ends, the calls continue.
-func (m *members) poll(ctx context.Context, lead int, ask func(n *node) error) error {
+// the argument all is true, it waits for the answers of all nodes. The caller must count as work
+// (see begin). If ctx ends, the calls continue.
+func (m *members) poll(ctx context.Context, all bool, ask func(n *node) error) error {
 	b := newBallot(m.names, false)
-	leadAnswered := false
 	m.gather(ctx, func(n *node) func() time.Duration {
 		b.cast(n.i, ask(n))
 		return func() time.Duration {
-			leadAnswered = leadAnswered || n.i == lead
-			switch {
-			case !b.isDecided() || lead == allNodes:
+			if all || b.result() == errPending {
 				return forever
-			case lead == noLead || leadAnswered:
-				return 0
 			}
-			return m.nodes[lead].patience()
+			return 0
 		}
 	})
 	b.decide(errAbandoned) // does nothing if there is a verdict
@@ -213,34 +205,12 @@ func (m *members) query(
 	return all
 }
 
-// impostor returns a node other than n that has the given run, or whose mark names this run. If
-// there is one, the address of n leads to that node's server, whose answers must not count for n.
-func (m *members) impostor(n *node, run string) *node {
-	if m.unsafe || run == "" || run == unknownRun {
-		return nil
-	}
-	for _, other := range m.nodes {
-		s := other.standing.Load()
-		if other == n || s == nil {
-			continue
-		}
-		if s.run == run || runOfMark(s.mark) == run {
-			return other
-		}
-	}
-	return nil
-}
-
 // markNewSet marks all nodes that answer, if the set is new. A set is new if a majority of its
 // nodes answers, and none of these nodes has a mark. If the set does not look new, but n has no
 // mark, markNewSet asks once more after a pause, because another process may be marking the set.
 func (m *members) markNewSet(ctx context.Context, n *node) {
-	select {
-	case m.newSet <- struct{}{}:
-		defer func() { <-m.newSet }()
-	case <-ctx.Done():
-		return
-	}
+	m.newSet <- struct{}{}
+	defer func() { <-m.newSet }()
 
 	// Do not let Close cancel the calls, because a set with some marked nodes no longer looks new.
 	// Leave a third of the time to the caller's own call, which marks n.
@@ -248,69 +218,55 @@ func (m *members) markNewSet(ctx context.Context, n *node) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Until(end)*2/3)
 	defer cancel()
 
-	for first := true; ; first = false {
-		all, marked := m.unmarked(ctx)
-		count := 0
-		for _, s := range all {
-			if s != nil {
-				count++
-			}
-		}
-		// Stop if n has not answered, because it cannot be marked, or if n has a mark, because
-		// another process has marked the set.
-		if all[n.i] == nil {
-			return
-		}
-		// A majority of nodes, which all had marks, has voted for each holder. Suppose that a
-		// majority answers, and no node of it has a mark. Then no key is held, or some of the nodes
-		// that voted for a holder have lost their data.
-		if count >= m.quorum() && marked == 0 {
-			m.gather(ctx, func(n *node) func() time.Duration {
-				if s := all[n.i]; s != nil {
-					// updateMark asks again, so ignore the error.
-					_ = n.writeMark(ctx, s, anyNode, s.answered+newSetTTL.Milliseconds(), "")
-				}
-				return func() time.Duration { return forever }
-			})
-			return
-		}
-		// If some node still has a mark after the pause, or too few nodes answer, the set is not
-		// new.
-		if !first {
-			return
-		}
-
+	all, isNew := m.unmarked(ctx)
+	if all[n.i] != nil && !isNew {
 		doze(ctx, newSetPause)
-		if ctx.Err() != nil {
-			return
-		}
+		all, isNew = m.unmarked(ctx)
 	}
+	// If n has not answered, it cannot be marked. If it has a mark, another process has marked the
+	// set.
+	if all[n.i] == nil || !isNew {
+		return
+	}
+	m.gather(ctx, func(n *node) func() time.Duration {
+		if s := all[n.i]; s != nil {
+			// updateMark asks again, so ignore the error.
+			_ = n.writeMark(ctx, s, anyNode, s.answered+newSetTTL.Milliseconds())
+		}
+		return func() time.Duration { return forever }
+	})
 }
 
-// unmarked returns a standing for each node that has no mark, and how many nodes have one. The
+// unmarked returns a standing for each node that has no mark, and whether the set is new. The
 // standing of a node is nil if the node has a mark, returns an error, or does not answer within
 // half of the time that is left.
-func (m *members) unmarked(ctx context.Context) (all []*standing, marked int) {
+//
+// A majority of nodes, which all had marks, has voted for each holder. Suppose that a majority
+// answers, and no node that answers has a mark. Then no key is held, or some of the nodes that voted
+// for a holder have lost their data.
+func (m *members) unmarked(ctx context.Context) (all []*standing, isNew bool) {
 	end, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(ctx, time.Until(end)/2)
 	defer cancel()
 
+	count, marked := 0, 0
 	all = make([]*standing, len(m.nodes))
 	m.gather(ctx, func(n *node) func() time.Duration {
 		s := &standing{}
-		err := n.writeMark(ctx, s, onlyMarked, 0, "")
+		err := n.writeMark(ctx, s, onlyMarked, 0)
 		return func() time.Duration {
 			switch {
 			case err != nil:
 			case s.mark == "":
 				all[n.i] = s
+				count++
 			default:
 				marked++
 			}
 			return forever
 		}
 	})
-	return all, marked
+	return all, count >= m.quorum() && marked == 0
 }
 
 // spawn runs f on a goroutine that close waits for. It returns false, and does not run f, if close

@@ -27,9 +27,9 @@ const (
 	connections = 256
 
 	// probeEvery is the shortest time between two calls to a suspect node, so that callers rarely
-	// wait for that node, and few calls wait for its answer. A node is suspect if a call to it has
-	// timed out after that time, and no later call was answered, or if it refuses or closes every connection. But
-	// if a quorum needs a node that refuses connections, callers ask it at any time.
+	// wait for that node, and few calls wait for its answer. A node is suspect if it has left a
+	// call unanswered for that time and no later call was answered, or if it refuses or closes
+	// every connection.
 	probeEvery = 200 * time.Millisecond
 
 	// leadTimeout is the smallest limit on the time that a caller waits for one node.
@@ -91,17 +91,12 @@ type node struct {
 	disconnects  int        // how many successive calls failed because the connection was closed
 }
 
-// trip returns how long the node takes to answer, or 0 if that is not known.
-func (n *node) trip() time.Duration {
-	if why, _ := n.suspicion(); why != nil {
-		return 0
-	}
-	return time.Duration(n.latency.Load())
-}
+// trip returns how long the node takes to answer, or 0 if that is not known or the node is suspect.
+func (n *node) trip() time.Duration { return time.Duration(n.latency.Load()) }
 
 // patience returns how long a caller waits for this node before going on without it.
 func (n *node) patience() time.Duration {
-	return max(leadTimeout, 8*time.Duration(n.latency.Load()))
+	return max(leadTimeout, 8*n.trip())
 }
 
 // votes reports whether the node votes, as far as the driver knows.
@@ -110,44 +105,23 @@ func (n *node) votes() bool {
 	return s != nil && !time.Now().Before(s.votesFrom)
 }
 
-// suspicion returns why the node is suspect, or nil if it is not. It also reports whether the
-// suspect node hangs. A suspect node that does not hang refuses connections.
-func (n *node) suspicion() (why error, hangs bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+// suspicionLocked returns why the node is suspect, or nil if it is not.
+func (n *node) suspicionLocked() error {
 	silent := time.Since(n.suspectSince).Round(time.Millisecond)
-	// A renewal of a short term may wait for less than the node needs. The next try waits for longer.
+	// A renewal of a short term may wait for less than the node needs. The next try waits longer.
 	if n.suspectSince.IsZero() || n.refusal != nil || silent < probeEvery {
-		return n.refusal, false
+		return n.refusal
 	}
-	return fmt.Errorf("%s: no answer for %v: %w", n.name, silent, os.ErrDeadlineExceeded), true
-}
-
-// needed reports whether a quorum needs this node, because too few others are healthy and vote.
-func (n *node) needed() bool {
-	voting := 0
-	for _, other := range n.m.nodes {
-		// The count may be out of date, because each node is locked separately. This is harmless,
-		// because the count decides only which nodes callers wait for.
-		if why, _ := other.suspicion(); other != n && why == nil && other.votes() {
-			voting++
-		}
-	}
-	return voting < n.m.quorum()
+	return n.errorf("no answer for %v: %w", silent, os.ErrDeadlineExceeded)
 }
 
 // admit returns nil if the node may be asked now. Otherwise it returns why the node is suspect.
 func (n *node) admit() error {
-	why, hangs := n.suspicion()
-	// If a node refuses connections but a quorum needs it, ask the node at once. Call needed before
-	// n.mu is locked, because needed locks other nodes.
-	if why == nil || !hangs && n.needed() {
-		return nil
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Check and set probed with mu held, so that only one of many callers asks the node.
-	if now := time.Now(); now.Sub(n.probed) >= probeEvery {
+	why := n.suspicionLocked()
+	now := time.Now()
+	if why != nil && now.Sub(n.probed) >= probeEvery {
 		n.probed = now
 		return nil
 	}
@@ -169,12 +143,7 @@ func (n *node) exchange(timeout time.Duration, f func(ctx context.Context) error
 	ctx := lazyctx.WithTimeout(context.Background(), nil, timeout)
 	defer ctx.End()
 	began := time.Now()
-	err := f(ctx)
-	n.observe(ctx, began, err)
-	if err != nil {
-		return n.nodeError(err, time.Since(began))
-	}
-	return nil
+	return n.observe(began, f(ctx))
 }
 
 // run runs a script on the node, unless the node is suspect.
@@ -197,84 +166,82 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) ([]redisst
 			if e == nil && !ok {
 				e = n.store.Unexpected(reply)
 			}
-			if e != nil {
-				err = e
-			}
 			found[i] = f
+			err = cmp.Or(e, err)
 		})
 		return err
 	})
 	return found, err
 }
 
-// observe records the outcome of a call, which had the context ctx and was sent at the time began.
-func (n *node) observe(ctx context.Context, began time.Time, err error) {
-	var timeout net.Error // the deadline of a connection may pass a moment before that of ctx
-	late := err != nil && (ctx.Err() != nil || errors.As(err, &timeout) && timeout.Timeout())
+// observe records the outcome of a call that was sent at the time began. It returns the error of
+// this node that follows from err, the error of the call.
+func (n *node) observe(began time.Time, err error) error {
+	late := isTimeout(err)
+	closed := isDisconnected(err)
 	refuses := err != nil && !late && resp.IsUnsent(err)
-	closed := err != nil && !late && !refuses && disconnected(err)
+	took := time.Since(began)
+	result := n.nodeError(err, took)
 
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if late && n.answered.After(began) {
-		return // a later call was answered, so only a connection is bad
-	}
-	if late || refuses || closed {
+	switch {
+	case late && n.answered.After(began):
+		return result // a later call was answered, so only a connection is bad
+	case err != nil && (late || refuses || closed):
 		n.latency.Store(0) // the node cannot lead until it has answered a call
-	}
-	if closed {
-		// After a restart, all connections of the pool may be dead. If more successive calls fail
-		// than the pool has connections, the server itself closes the connections.
-		n.disconnects++
-		refuses = n.disconnects > connections
-	}
-	if !late && !refuses {
-		if !closed {
-			n.disconnects = 0
-			n.answered = began
-		}
-		if err == nil && n.suspectSince.IsZero() {
-			took := time.Since(began)
-			old := cmp.Or(time.Duration(n.latency.Load()), took)
-			n.latency.Store(int64(max(old+(took-old)/8, 1)))
-		}
-		n.suspectSince = time.Time{}
-		n.refusal = nil
-		return
+	case err == nil && n.suspectSince.IsZero():
+		old := cmp.Or(time.Duration(n.latency.Load()), took)
+		n.latency.Store(int64(max(old+(took-old)/8, 1)))
 	}
 
+	n.disconnects++
+	if !closed {
+		n.disconnects = 0
+	}
+	// After a restart, all connections of the pool may be dead. If more calls fail than the pool has
+	// connections, the server itself closes them.
+	refuses = refuses || n.disconnects > connections
+	n.refusal = nil
+	if !late && !refuses {
+		n.suspectSince = time.Time{}
+		if !closed {
+			n.answered = began
+		}
+		return result
+	}
 	if n.suspectSince.IsZero() {
 		n.suspectSince = began
 		n.probed = time.Now()
 	}
-	n.refusal = nil
 	if refuses {
-		n.refusal = n.nodeError(err, 0)
+		n.refusal = result
 	}
+	return result
 }
 
-// nodeError turns the error of a call into the error of this node. The result matches no definite
-// error and no context error, because one node does not decide the outcome of a call.
+// nodeError turns the error of a call, which took some time, into the error of this node. The result
+// matches no definite error and no context error, because one node does not decide the outcome of a
+// call.
 func (n *node) nodeError(err error, took time.Duration) error {
-	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
-	case is(context.DeadlineExceeded), is(context.Canceled), is(os.ErrDeadlineExceeded):
-		return n.noAnswer(took)
-	case backend.Definite(err):
-		// Do not wrap err, so that callers do not take it for the verdict of a quorum.
-		return fmt.Errorf("%v", err)
+	case isTimeout(err):
+		return n.errorf("no answer within %v: %w", took.Round(time.Millisecond), os.ErrDeadlineExceeded)
+	case err != nil && backend.Definite(err):
+		return fmt.Errorf("%v", err) // does not wrap err, which is not the verdict of a quorum
 	}
 	return err
 }
 
-// noAnswer returns the error of a node that has not answered for a while.
-func (n *node) noAnswer(took time.Duration) error {
-	took = took.Round(time.Millisecond)
-	return fmt.Errorf("%s: no answer within %v: %w", n.name, took, os.ErrDeadlineExceeded)
+// isTimeout reports whether a call has ended without an answer because its time was over, or because
+// Close has begun.
+func isTimeout(err error) bool {
+	var timeout net.Error // the deadline of a connection, or of a context
+	return errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.Canceled)
 }
 
-// disconnected reports whether err says that the connection was closed.
-func disconnected(err error) bool {
+// isDisconnected reports whether err says that the connection was closed.
+func isDisconnected(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
@@ -292,25 +259,20 @@ func (n *node) checkVote(ctx context.Context, id standing, began time.Time) erro
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
 		}
-		switch {
-		case s.run != id.run:
-			return fmt.Errorf("%s: was restarted, or two servers answer at its address", n.name)
-		case s.mark != id.mark:
-			// Reject the vote, because the node may have lost the record after it voted.
-			return fmt.Errorf("%s: has another mark than when it voted", n.name)
-		}
 	}
 
 	// Compare votesFrom with the time when the vote was requested, not with the present, because
 	// the node may have lost its data again before the reply was read.
 	switch {
-	case s.votesFrom.IsZero():
+	case s.run != id.run:
+		return n.errorf("was restarted, or two servers answer at its address")
+	case s.mark != id.mark:
+		// Reject the vote, because the node may have lost the record after it voted.
+		return n.errorf("has another mark than when it voted")
 	case began.Before(s.votesFrom):
-		left := max(time.Until(s.votesFrom), time.Millisecond).Round(time.Millisecond)
-		return fmt.Errorf("%s: was restarted, has lost its data, or is new in a set whose other nodes "+
-			"are not, and does not vote for another %v (max_ttl)", n.name, left)
-	default:
-		n.refreshInBackground() // writes a mark that says that the wait has ended
+		left := s.votesFrom.Sub(began).Round(time.Millisecond)
+		return n.errorf("was restarted, has lost its data, or is new in a set whose other nodes "+
+			"are not, and does not vote for another %v (max_ttl)", left)
 	}
 	return nil
 }
@@ -320,11 +282,12 @@ func (n *node) checkVote(ctx context.Context, id standing, began time.Time) erro
 // noticed.
 func (n *node) checkRun(run string) error {
 	s := n.standing.Load()
-	if s == nil || run != runOfMark(s.mark) {
-		n.refreshInBackground()
+	if s != nil && run == runOfMark(s.mark) {
+		return nil
 	}
-	if s != nil && run != "" && run != runOfMark(s.mark) {
-		return fmt.Errorf("%s: was restarted, or another server answers at its address", n.name)
+	n.refreshInBackground()
+	if s != nil && run != "" {
+		return n.errorf("was restarted, or another server answers at its address")
 	}
 	return nil
 }
@@ -332,21 +295,34 @@ func (n *node) checkRun(run string) error {
 // checkRefusal returns an error if the refusal of a vote must not count, because the server of
 // another node has refused it. Every use of a node must leave a mark there. So a node that has no
 // mark, although other nodes have one, has lost its data or was never used.
-func (n *node) checkRefusal(id standing) error {
-	if s := n.standing.Load(); s.mark != id.mark || id.run != "" && s.run != id.run {
+func (n *node) checkRefusal(mark string) error {
+	if n.standing.Load().mark != mark {
 		n.refreshInBackground()
 	}
-	if other := n.m.impostor(n, runOfMark(id.mark)); other != nil {
-		return n.sameServer(other)
-	}
-	return nil
+	return n.checkServer(runOfMark(mark))
 }
 
 // errSameServer is the error of two nodes that are one server.
 var errSameServer = errors.New("and would vote twice: name it once" + unsafeHint)
 
-func (n *node) sameServer(other *node) error {
-	return fmt.Errorf("%s: is the same server as %s, %w", n.name, other.name, errSameServer)
+// checkServer returns an error if another node has the given run, or if its mark names this run. If
+// so, the address of n leads to that node's server, whose answers must not count for n.
+func (n *node) checkServer(run string) error {
+	if n.m.unsafe || run == "" || run == unknownRun {
+		return nil
+	}
+	for _, other := range n.m.nodes {
+		s := other.standing.Load()
+		if other != n && s != nil && (s.run == run || runOfMark(s.mark) == run) {
+			return n.errorf("is the same server as %s, %w", other.name, errSameServer)
+		}
+	}
+	return nil
+}
+
+// errorf returns an error that begins with the name of the node.
+func (n *node) errorf(format string, args ...any) error {
+	return fmt.Errorf("%s: %w", n.name, fmt.Errorf(format, args...))
 }
 
 // refreshInBackground starts a goroutine that asks for the node's standing, unless such a goroutine
@@ -386,17 +362,16 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 	}
 
 	s := &standing{asked: time.Now()}
-	err := n.updateMark(ctx, s)
-	n.observe(ctx, s.asked, err)
-	if err != nil {
-		return nil, n.nodeError(err, time.Since(s.asked))
+	if err := n.observe(s.asked, n.updateMark(ctx, s)); err != nil {
+		return nil, err
 	}
 	if err := n.accept(s); err != nil {
 		return nil, err
 	}
-	if !n.votes() {
-		// When the node's wait has ended, update the mark, unless Close has begun.
-		time.AfterFunc(time.Until(s.votesFrom), n.refreshInBackground)
+	if wait := time.Until(s.votesFrom); wait > 0 {
+		// Update the mark then, because it may still name a later time: the node's clock may have
+		// been ahead when the mark was made.
+		time.AfterFunc(wait, n.refreshInBackground)
 	}
 	return s, nil
 }
@@ -406,8 +381,8 @@ func (n *node) accept(s *standing) error {
 	// Hold m.mu for both steps, so that if two nodes are one server, the second finds the first.
 	n.m.mu.Lock()
 	defer n.m.mu.Unlock()
-	other := n.m.impostor(n, s.run)
-	if other == nil {
+	err := n.checkServer(s.run)
+	if err == nil {
 		n.standing.Store(s)
 		return nil
 	}
@@ -417,64 +392,34 @@ func (n *node) accept(s *standing) error {
 	if old := n.standing.Load(); old != nil && old.run != s.run {
 		n.standing.Store(&standing{})
 	}
-	return n.sameServer(other)
+	return err
 }
 
 // updateMark writes or keeps the node's mark, and completes s. The caller has the node's turn.
 func (n *node) updateMark(ctx context.Context, s *standing) error {
-	// If the wait has ended by our clock, it has ended for every driver, even if the mark names a
-	// later time because the node's clock was ahead when the mark was made.
-	waited := ""
-	if old := n.standing.Load(); old != nil && !old.votesFrom.IsZero() && n.votes() {
-		waited = old.mark
-	}
-	if err := n.writeMark(ctx, s, onlyMarked, 0, waited); err != nil {
+	err := n.writeMark(ctx, s, onlyMarked, 0)
+	if err != nil || s.mark != "" {
 		return err
 	}
-	if s.mark == "" {
-		// If the whole set is new, markNewSet gives all nodes marks with which they vote at once.
-		// Otherwise, writeMark gives this node a mark that makes it wait.
-		n.m.markNewSet(ctx, n)
-		return n.writeMark(ctx, s, anyNode, 0, "")
-	}
-	return nil
+	// If the whole set is new, markNewSet gives all nodes marks with which they vote at once.
+	// Otherwise, writeMark gives this node a mark that makes it wait.
+	n.m.markNewSet(ctx, n)
+	return n.writeMark(ctx, s, anyNode, 0)
 }
 
 // writeMark gives the node a mark, or keeps the mark that the node has, and completes the standing
 // s. The node votes at once if its run is that in s and its clock is before the time atOnceUntil,
-// in ms. The node also votes at once if it keeps its mark, and this mark equals the argument
-// waited, because the wait of that mark has ended.
-func (n *node) writeMark(
-	ctx context.Context, s *standing, which string, atOnceUntil int64, waited string,
-) error {
-	evict := "0"
-	if n.m.evict {
-		evict = "1"
-	}
+// in ms.
+func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceUntil int64) error {
 	longest := strconv.FormatInt(n.m.longestTTL.Load(), 10)
-	call := redisstore.Call{
+	reply, err := n.store.Run(ctx, markScript, redisstore.Call{
 		Keys: []string{markKey},
-		Args: []string{longest, s.run, strconv.FormatInt(atOnceUntil, 10), waited, which, evict},
+		Args: []string{longest, s.run, strconv.FormatInt(atOnceUntil, 10), which, n.m.evict},
+	})
+	if err != nil {
+		return err
 	}
 
-	// Try one time more than the pool can have connections, because all old connections are dead
-	// after a restart, although the node answers on new ones. If the script runs twice, the second
-	// run keeps the mark.
-	for tries := 1; ; tries++ {
-		began := time.Now()
-		reply, err := n.store.Run(ctx, markScript, call)
-		switch {
-		case err == nil:
-			return n.completeStanding(s, reply)
-		case !disconnected(err) || tries > connections || ctx.Err() != nil:
-			return err
-		}
-		n.observe(ctx, began, err)
-	}
-}
-
-// completeStanding fills in s from a reply of mark.lua.
-func (n *node) completeStanding(s *standing, reply any) error {
 	// Count the wait from now. It may be too long by the reply's trip, but is never too short.
 	now := time.Now()
 	parts, _ := reply.([]any)
@@ -485,20 +430,17 @@ func (n *node) completeStanding(s *standing, reply any) error {
 	run, _ := parts[1].(string)
 	text, _ := parts[2].(string)
 	answered, err := strconv.ParseInt(text, 10, 64)
-	from, longest, ok := timesOf(mark)
+	from, longestThere, ok := timesOf(mark)
 	ok = isMark && (ok || mark == "")
 	if !ok || run == "" || err != nil || answered <= 0 {
 		return n.store.Unexpected(reply)
 	}
 
-	s.run = run
-	s.mark = mark
-	s.answered = answered
-	s.votesFrom = time.Time{}
+	*s = standing{run: run, mark: mark, asked: s.asked, answered: answered}
 	if from > answered {
 		s.votesFrom = now.Add(redisstore.Term(from - answered + 1))
 	}
-	n.m.raiseLongestTTL(longest)
+	n.m.raiseLongestTTL(longestThere)
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,12 +18,10 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-var (
-	// params are the parameters of the URL, without those of the engine.
-	params = append([]string{"db", "fence_ttl", "max_ttl", "allow_unsafe_nodes", "allow_eviction"}, tlsParams...)
+// params are the parameters of the URL, without those of the engine.
+var params = append([]string{"allow_eviction", "allow_unsafe_nodes", "db", "fence_ttl", "max_ttl"}, tlsParams...)
 
-	tlsParams = []string{"ca", "cert", "key", "server_name"}
-)
+var tlsParams = []string{"ca", "cert", "key", "server_name"}
 
 // openGrace is how long Open waits for the other nodes once a quorum has answered.
 const openGrace = 250 * time.Millisecond
@@ -64,7 +63,9 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	d.m.evict, _ = strconv.ParseBool(c.Params["allow_eviction"]) // Prepare has checked it
+	if evict, _ := strconv.ParseBool(c.Params["allow_eviction"]); evict { // Prepare has checked it
+		d.m.evict = "1"
+	}
 	if d.missing, err = probe(ctx, d.m, probes); err != nil {
 		d.Close()
 		return nil, err
@@ -94,15 +95,11 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 // TLS. If no node has TLS, all nodes receive these parameters, so that redisstore returns an error.
 func nodeParams(node string, all []string, p map[string]string) map[string]string {
 	secure := func(node string) bool { return strings.HasPrefix(node, "rediss://") }
-	params := map[string]string{}
-	for name, value := range p {
-		switch {
-		case !slices.Contains(redisstore.Params, name):
-		case slices.Contains(tlsParams, name) && !secure(node) && slices.ContainsFunc(all, secure):
-		default:
-			params[name] = value
-		}
-	}
+	plain := !secure(node) && slices.ContainsFunc(all, secure)
+	params := maps.Clone(p)
+	maps.DeleteFunc(params, func(name, _ string) bool {
+		return !slices.Contains(redisstore.Params, name) || plain && slices.Contains(tlsParams, name)
+	})
 	return params
 }
 
@@ -139,7 +136,7 @@ func probe(
 	errs := make([]error, len(m.nodes))
 	for i, n := range m.nodes {
 		// This is the error of a node whose result does not arrive in time.
-		errs[i] = fmt.Errorf("%s: no answer yet", n.name)
+		errs[i] = n.errorf("no answer yet")
 	}
 
 	well := 0
@@ -151,24 +148,22 @@ func probe(
 		}
 		return func() time.Duration {
 			errs[n.i] = err
-			if err == nil {
-				well++
-			}
 			switch {
+			case err == nil:
+				well++
 			case errors.Is(err, errSameServer):
 				final = fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 				return 0
-			case lasting(err):
-				final = err
-				return openGrace // other nodes may say the same
-			case well == m.quorum():
-				return openGrace
+			case isLasting(err):
+				final = fmt.Errorf("a node can never vote: %w", err)
+			}
+			if final != nil || well >= m.quorum() {
+				return openGrace // for other nodes, which may say the same
 			}
 			return forever
 		}
 	})
 
-	failed := slices.ContainsFunc(errs, func(err error) bool { return err != nil })
 	switch {
 	case errors.Is(final, errSameServer):
 		return nil, final
@@ -177,17 +172,17 @@ func probe(
 	case well < m.quorum():
 		return nil, outage(errs)
 	case final != nil:
-		return nil, fmt.Errorf("a node can never vote: %w", final)
-	case failed:
+		return nil, final
+	case well < len(m.nodes):
 		return outage(errs), nil
 	}
 	return nil, nil
 }
 
-// lasting reports whether a node has answered with an error that does not change by waiting, or has
+// isLasting reports whether a node has answered with an error that does not change by waiting, or has
 // a server that must not store locks. A server that loads its data, runs a slow script or has too
 // many clients will be back.
-func lasting(err error) bool {
+func isLasting(err error) bool {
 	for _, passing := range []string{"LOADING", "BUSY", "max number of clients"} {
 		if goredis.HasErrorPrefix(err, passing) {
 			return false

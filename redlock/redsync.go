@@ -25,13 +25,17 @@ import (
 // returned, so the call does not end with redsync's context.
 type redsyncClient struct {
 	goredis9.UniversalClient // nil, because TryLock calls no other methods
-	vote                     func() (bool, error)
+	vote                     func() error
 }
 
 func (c redsyncClient) SetNX(
 	context.Context, string, any, time.Duration,
 ) *goredis9.BoolCmd {
-	return goredis9.NewBoolResult(c.vote())
+	vote := c.vote()
+	if vote == errNo {
+		return goredis9.NewBoolResult(false, nil)
+	}
+	return goredis9.NewBoolResult(vote == nil, vote)
 }
 
 // EvalSha does nothing. A mutex that gives up calls it to release the key, but the driver itself
@@ -41,7 +45,7 @@ func (c redsyncClient) EvalSha(context.Context, string, []string, ...any) *gored
 }
 
 // newMutex returns redsync's mutex over nodes that vote by the given functions.
-func newMutex(key, record string, ttl time.Duration, votes []func() (bool, error)) *redsync.Mutex {
+func newMutex(key, record string, ttl time.Duration, votes []func() error) *redsync.Mutex {
 	pools := make([]redis.Pool, len(votes))
 	for i, vote := range votes {
 		pools[i] = goredis.NewPool(redsyncClient{vote: vote})
@@ -52,7 +56,6 @@ func newMutex(key, record string, ttl time.Duration, votes []func() (bool, error
 		redsync.WithFailFast(true),
 		redsync.WithDriftFactor(float64(backend.Drift(ttl))/float64(ttl)),
 		redsync.WithGenValueFunc(func() (string, error) { return record, nil }),
-		redsync.WithValue(record),
 	)
 }
 

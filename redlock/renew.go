@@ -122,17 +122,17 @@ func (r *renewal) answer(n *node, reply any, prolonged bool) (repair func(), vot
 		r.hs.lose(r.h, n.i, r.began)
 		return func() { r.repair(n, clock, read) }, errNo
 	case !prolonged:
-		err := fmt.Errorf("%s: has a record that counts from the next renewal on", n.name)
+		err := n.errorf("has a record that counts from the next renewal on")
 		return func() { r.repair(n, clock, read) }, err
 	case !r.hs.counts(r.h, n.i):
-		return nil, fmt.Errorf("%s: has a record that may be of a late command", n.name)
+		return nil, n.errorf("has a record that may be of a late command")
 	}
 	r.hs.count(r.h, n.i, r.began, r.c.TTL, 0)
 	return nil, nil
 }
 
 // decodeRenewal decodes a reply of renew.lua. It returns whether the node has the record, the
-// node's mark, and the node's time in ms if the script has not prolonged the hold.
+// node's mark, and the node's time in ms.
 func decodeRenewal(
 	n *node, reply any, key string,
 ) (found bool, mark string, clock int64, err error) {
@@ -140,20 +140,15 @@ func decodeRenewal(
 	if len(parts) == 1 && parts[0] == int64(-1) {
 		return false, "", 0, noFence(n, key)
 	}
-	if len(parts) != 2 && len(parts) != 3 {
+	if len(parts) != 3 {
 		return false, "", 0, n.store.Unexpected(reply)
 	}
-	mark, ok := parts[1].(string)
 	found = parts[0] == int64(1)
+	mark, ok := parts[1].(string)
 	ok = ok && (found || parts[0] == int64(0))
-	if len(parts) == 3 {
-		text, _ := parts[2].(string)
-		clock, err = strconv.ParseInt(text, 10, 64)
-		ok = ok && err == nil && clock > 0
-	} else {
-		ok = ok && found
-	}
-	if !ok {
+	text, _ := parts[2].(string)
+	clock, err = strconv.ParseInt(text, 10, 64)
+	if !ok || err != nil || clock <= 0 {
 		return false, "", 0, n.store.Unexpected(reply)
 	}
 	return found, mark, clock, n.checkRun(runOfMark(mark))
@@ -176,32 +171,20 @@ func (r *renewal) repair(n *node, clock int64, read time.Time) {
 		return
 	}
 	defer r.hs.m.work.Done()
-	ended := r.hs.beginRepair(r.h, n.i)
-	if ended == nil {
+	if !r.hs.begin(r.h, n.i) {
 		return
 	}
 
 	r.hs.m.work.Go(func() {
-		defer close(ended)
 		end := strconv.FormatInt(clock+left.Milliseconds(), 10)
-		call := redisstore.Call{
+		written, err := n.run(r.c.Timeout, repairScript, redisstore.Call{
 			Keys: []string{redisstore.LockKey(r.c.Key)},
 			Args: []string{r.h.record, end},
-		}
-		arrives := false
-		err := n.call(r.c.Timeout, func(ctx context.Context) error {
-			reply, err := n.store.Run(ctx, repairScript, call)
-			arrives = err != nil && mayArrive(err)
-			if reply == int64(1) {
-				r.hs.count(r.h, n.i, r.began, r.c.TTL, attemptTime)
-			}
-			return err
 		})
-		if err != nil && arrives {
-			// Note this before the channel ended is closed, because a release that waits for this
-			// channel then reads it.
-			r.hs.mayArrive(r.h, n.i)
+		if written == int64(1) {
+			r.hs.count(r.h, n.i, r.began, r.c.TTL, attemptTime)
 		}
+		r.hs.settle(r.h, n.i, reply{unknown: err != nil && mayArrive(err)})
 	})
 }
 

@@ -4,9 +4,8 @@
 -- KEYS: the lock, the node's mark, the fence counter
 -- ARGV: the prefix of the attempt's record; the term in ms, or '' if the hold keeps its term; the
 -- hold's fence or ''; the counter's own term in ms
--- Returns {1, mark or ''} if the hold has the term; {1, mark or '', the server's time in ms} if it
--- keeps its own; {0, mark or '', the server's time in ms} if the token does not hold the key. If no
--- term is given, it returns {-1} if the counter's value is not a number that hasp wrote.
+-- Returns {1 or 0, mark or '', the server's time in ms}, with 0 if the token does not hold the key.
+-- If no term is given, it returns {-1} if the counter's value is not a number that hasp wrote.
 local mark = redis.call('GET', KEYS[2]) or ''
 if ARGV[3] ~= '' then
 	local last = redis.pcall('GETRANGE', KEYS[3], 0, 16)
@@ -26,8 +25,9 @@ end
 
 local holds, refused = owns(KEYS[1], ARGV[1])
 if refused then return refused end
-if not holds or ARGV[2] == '' then return {holds and 1 or 0, mark, string.format('%.0f', clock())} end
--- A PTTL of -1 means that the key has no end. Leave it so.
-local left = redis.call('PTTL', KEYS[1])
-if left ~= -1 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-return {1, mark}
+if holds and ARGV[2] ~= '' then
+	-- A PTTL of -1 means that the key has no end. Leave it so.
+	local left = redis.call('PTTL', KEYS[1])
+	if left ~= -1 and left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+end
+return {holds and 1 or 0, mark, string.format('%.0f', clock())}

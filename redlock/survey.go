@@ -21,6 +21,7 @@ type survey struct {
 	holder *redisstore.Found  // the record of a quorum, with the rest of its term there; or nil
 	taken  []redisstore.Found // the records of all nodes that have one, the shortest term first
 	free   int                // how many nodes have no record
+	most   int                // the largest number of nodes that have the same record
 }
 
 func newSurvey(nodes int) *survey {
@@ -52,7 +53,9 @@ func (s *survey) add(i int, f *redisstore.Found, err error) {
 	for at := range s.taken {
 		record := s.taken[at].Record
 		copies[record] = append(copies[record], &s.taken[at])
-		if n := len(copies[record]); n >= s.quorum() {
+		n := len(copies[record])
+		s.most = max(s.most, n)
+		if n >= s.quorum() {
 			s.holder = copies[record][n-s.quorum()]
 		}
 	}
@@ -69,9 +72,6 @@ func remaining(f redisstore.Found) time.Duration {
 // hasQuorum reports whether a quorum has answered.
 func (s *survey) hasQuorum() bool { return len(s.taken)+s.free >= s.quorum() }
 
-// silent returns how many nodes have not answered, or have answered with an error.
-func (s *survey) silent() int { return len(s.on) - len(s.taken) - s.free }
-
 // outage returns nil if a quorum has answered, and otherwise the error for a missing quorum. If ctx
 // has ended, and no node has returned an error, it returns ctx's error.
 func (s *survey) outage(ctx context.Context) error {
@@ -85,47 +85,20 @@ func (s *survey) outage(ctx context.Context) error {
 	return outage(s.errs)
 }
 
-// record returns the record on node i, and the largest number of nodes that may have this record.
-func (s *survey) record(i int) (record string, most int) {
-	if i == noLead || s.on[i] == nil || s.on[i].Free() {
-		return "", 0
-	}
-	most = s.silent()
-	for _, other := range s.taken {
-		if other.Record == s.on[i].Record {
-			most++
-		}
-	}
-	return s.on[i].Record, most
-}
-
 // unheld reports whether the key surely has no holder, because no record can have a quorum,
 // whatever records the silent nodes have.
 func (s *survey) unheld() bool {
-	if s.free >= s.quorum() {
-		return true
-	}
-
-	most, count := 0, map[string]int{}
-	for _, f := range s.taken {
-		count[f.Record]++
-		most = max(most, count[f.Record])
-	}
 	// Assume that all silent nodes have the most frequent record.
-	return most+s.silent() < s.quorum()
+	silent := len(s.on) - len(s.taken) - s.free
+	return s.most+silent < s.quorum()
 }
 
-// heldError returns the error for a key that the survey s shows as held. If the survey shows no
-// holder, RetryAfter is the time until a quorum of nodes has no record.
+// heldError returns the error for a key that the survey s shows as held.
 func (s *survey) heldError() error {
-	switch {
-	case s.holder != nil:
-		return s.holder.Held()
-	case len(s.taken) == 0:
+	if s.holder == nil {
 		return &backend.HeldError{}
 	}
-	last := s.quorum() - s.free - 1
-	return s.taken[max(0, min(len(s.taken)-1, last))].Held()
+	return s.holder.Held()
 }
 
 // status returns the status of the key.
@@ -161,22 +134,4 @@ func askFor(ctx context.Context, m *members, c backend.Claim, lead int) *survey 
 		}
 		return leadTimeout
 	})[0]
-}
-
-// askClearly is like askFor, but for a caller that will not ask again. While late nodes may decide
-// whether there is a holder, it asks all nodes again, because a late node may be free, or a record
-// may be about to be released. It gives up after 160 ms, or later if nodes are slow.
-func askClearly(ctx context.Context, m *members, c backend.Claim) *survey {
-	end := time.Now().Add(max(8*leadTimeout, 4*m.patience()))
-	for pause := minSleep; ; pause = min(2*pause, leadTimeout) {
-		s := askFor(ctx, m, c, noLead)
-		clear := s.holder != nil || s.unheld()
-		if clear || s.answers == len(m.nodes) || !s.hasQuorum() {
-			return s
-		}
-		if time.Now().After(end) || ctx.Err() != nil {
-			return s
-		}
-		doze(ctx, pause)
-	}
 }

@@ -92,7 +92,7 @@ func TestWhatDoesNotLast(t *testing.T) {
 		"LOADING Redis is loading the dataset in memory": false, "BUSY Redis is busy running a script": false,
 		"ERR max number of clients reached": false, "WRONGPASS invalid username-password pair": true,
 	} {
-		if got := lasting(resp.ReplyError(text)); got != want {
+		if got := isLasting(resp.ReplyError(text)); got != want {
 			t.Errorf("%s: lasting is %v", text, got)
 		}
 	}

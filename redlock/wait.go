@@ -44,8 +44,8 @@ type waiting struct {
 	trip   time.Duration      // how long the last look took
 
 	surveyed  time.Time // when all nodes were last asked
-	leftover  string    // the lead's record at that time, a text about a record that it lacks, or empty
-	seenSince time.Time // the time since which leftover has been the same
+	blocked   string    // the lead's record at that time, or empty
+	seenSince time.Time // the time since which blocked has been the same
 }
 
 func newWaiting(ct *contest, c backend.Claim) *waiting {
@@ -65,43 +65,42 @@ func newWaiting(ct *contest, c backend.Claim) *waiting {
 // attempt asks the lead first, and the other nodes only if the lead votes yes or does not answer in
 // time. Waiters usually agree on the lead, so they do not split the vote. If no quorum answers a
 // look, wait returns the outage.
-func (w *waiting) wait(ctx context.Context) (backend.Grant, error) {
-	c := w.c
+func (w *waiting) wait(ctx context.Context) (g backend.Grant, err error) {
 	defer w.stand(context.Background(), noLead)
 
 	for ctx.Err() == nil {
 		began := time.Now()
-		g, err := w.look(ctx)
+		g, err = w.look(ctx)
 		took := time.Since(began)
 		switch {
 		case err == nil:
 			return g, nil
 		case errors.As(err, &w.held):
 		case backend.Definite(err), errors.Is(err, errClosed):
-			return backend.Grant{}, err
+			return g, err
 		case ctx.Err() == nil:
-			return backend.Grant{}, &backend.UnavailableError{Since: began, Err: err}
-		case took >= c.Timeout/3:
+			return g, &backend.UnavailableError{Since: began, Err: err}
+		case took >= w.c.Timeout/3:
 			// ctx has ended the look, but no quorum has answered for a third of the Timeout, so the
 			// last answer is too old.
-			took = took.Round(time.Millisecond)
-			err = fmt.Errorf("no quorum has answered for %v: %w", took, os.ErrDeadlineExceeded)
-			return backend.Grant{}, &backend.UnavailableError{Since: began, Err: err}
+			err = fmt.Errorf("no quorum has answered: %w", os.ErrDeadlineExceeded)
+			return g, &backend.UnavailableError{Since: began, Err: err}
 		}
 		w.sleep(ctx)
 	}
 
 	if w.held != nil {
-		return backend.Grant{}, w.held
+		return g, w.held
 	}
-	return backend.Grant{}, ctx.Err()
+	return g, ctx.Err()
 }
 
 // look makes one attempt. If the nodes refuse this attempt, all nodes are asked for the holder,
 // unless they were asked recently. If there is no holder, look makes another attempt.
 func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 	began := time.Now()
-	lead := w.lead(ctx)
+	lead := w.ct.m.leader()
+	w.stand(ctx, lead)
 	g, err := w.attempt(ctx, lead)
 	if isHeld(err) {
 		w.ct.refused(w.c.Key)
@@ -123,23 +122,35 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 }
 
 // surveyAndTry asks all nodes for the holder, after the lead has refused an attempt. It makes
-// another attempt if the key may be free.
+// another attempt if the key is free on a quorum.
 func (w *waiting) surveyAndTry(
 	ctx context.Context, lead int, began time.Time,
-) (backend.Grant, error) {
+) (g backend.Grant, err error) {
 	w.surveyed = began
 	s := askFor(ctx, w.ct.m, w.c, lead)
-	strayed := w.strayed(lead, s)
+	record := ""
+	if lead != noLead && s.on[lead] != nil {
+		record = s.on[lead].Record
+	}
+	if record != w.blocked {
+		w.blocked = record
+		w.seenSince = time.Now()
+	}
+
 	switch {
 	case !s.hasQuorum():
-		return backend.Grant{}, s.outage(ctx)
+		return g, s.outage(ctx)
 	case s.free < s.quorum():
-		return backend.Grant{}, s.heldError()
-	case strayed, w.leftover == "" && w.answer != behind:
-		// The lead shows no record, or a record that blocks no quorum.
-		return w.attempt(ctx, w.lead(ctx))
+		return g, s.heldError()
+	case w.answer == behind:
+	case record == "":
+		return w.attempt(ctx, lead)
+	case time.Since(w.seenSince) >= leadTimeout:
+		// An attempt whose program has died has left the record on the lead. Do not act at once,
+		// because a rival may have written it, and may be about to ask the other nodes.
+		return w.attempt(ctx, noLead)
 	}
-	return backend.Grant{}, &backend.HeldError{}
+	return g, &backend.HeldError{}
 }
 
 // knows reports whether a refusal by the lead is enough, because all nodes were asked recently. The
@@ -151,13 +162,6 @@ func (w *waiting) knows(now time.Time) bool {
 		recent = lookEvery * 3 / 4
 	}
 	return now.Sub(w.surveyed) < recent
-}
-
-// lead moves the waiter to the present lead, and returns it.
-func (w *waiting) lead(ctx context.Context) int {
-	lead := w.ct.leader(w.c.Key)
-	w.stand(ctx, lead)
-	return lead
 }
 
 // stand moves the waiter to the node with index lead. The waiter leaves the old queue, and
@@ -209,39 +213,10 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 func (w *waiting) leave(n *node) {
 	w.ct.m.spawn(func() {
 		_, _ = n.run(w.c.Timeout, leaveScript, redisstore.Call{
-			Keys: append([]string{redisstore.LockKey(w.c.Key)}, queueKeys(w.c.Key)...),
+			Keys: keysOf(w.c.Key),
 			Args: []string{w.waiter, channelOf(w.c.Key)},
 		})
 	})
-}
-
-// strayed reports whether the lead has contradicted the other nodes for the time leadTimeout. That
-// is, its record cannot have a quorum, or it has no record, although it voted yes and another
-// caller holds the key. If so, strayed shuns the lead. It does not act at once, because a rival may
-// be about to ask the other nodes, or may have written its record after the lead answered.
-func (w *waiting) strayed(lead int, s *survey) bool {
-	seen, odd := "", false
-	record, most := s.record(lead)
-	switch {
-	case record != "":
-		seen = record
-		odd = most < s.quorum()
-	case lead != noLead && s.on[lead] != nil && s.on[lead].Free():
-		if s.holder != nil && w.answer == leadYes {
-			seen = "lacks " + s.holder.Record
-			odd = true
-		}
-	}
-	if seen != w.leftover {
-		w.leftover = seen
-		w.seenSince = time.Now()
-	}
-
-	if !odd || time.Since(w.seenSince) < leadTimeout {
-		return false
-	}
-	w.ct.shun(w.c.Key, lead)
-	return true
 }
 
 // attempt asks the nodes to vote, with a record that no earlier attempt has had.
