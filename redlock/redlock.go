@@ -23,8 +23,8 @@
 // In these cases, only the fence protects the resource. See docs/redlock.md.
 //
 // Waiters usually, but not always, acquire the key in the order in which they began to wait.
-// TryLock may report a free key as held while other callers wait for the key, and for a second
-// after the last waiter has died.
+// TryLock may report a free key as held while other callers wait for the key, for a second after
+// the last waiter has died, and while a node hangs and another caller tries to take the key.
 //
 // # Cost
 //
