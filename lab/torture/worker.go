@@ -166,7 +166,10 @@ func (w *client) dial(ctx context.Context) (*hasp.Client, error) {
 		return nil, err
 	}
 	w.shares.Store(d.Traits().Shared)
-	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / 2, Owner: w.Owner})
+	// The Timeouts of the clients differ, because redlock once relied on that of the caller. The seed
+	// contains the number of the client above bit 32.
+	parts := time.Duration(1 + (w.Seed>>32+w.Seed)%4)
+	return hasp.New(d, &hasp.Options{TTL: w.Term, Timeout: w.Term / parts, Owner: w.Owner})
 }
 
 func (w *client) report(r report) {
