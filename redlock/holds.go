@@ -195,8 +195,7 @@ func (hs *holds) release(ctx context.Context, c backend.Claim) error {
 		// and nodes that have not answered this release could together be a quorum for a renewal.
 		hs.mu.Lock()
 		defer hs.mu.Unlock()
-		h.failed = true
-		hs.byToken[c.Token] = h
+		hs.byToken[c.Token] = &hold{failed: true, expiry: h.expiry}
 	}
 	return err
 }
