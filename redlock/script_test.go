@@ -148,9 +148,9 @@ func recordScripts() []scriptCase {
 		{"raise: counter is a list", "lpush fence 1", "token-of-a-claim# - 5 9000", `\[-1\]`, "", ""},
 		{"raise: counter cannot be read", "acl setuser default -getrange", "token-of-a-claim# - 5 9000", denied, "exists fence", "0"},
 
-		{"renew: longer", "set k token-of-a-claim#me px 1000", "token-of-a-claim# 5000 - 9000", `\[1 \]`, "pttl k", `[45]\d\d\d`},
-		{"renew: never shorter", "set k token-of-a-claim#me px 90000; set mark m", "token-of-a-claim# 5000 - 9000", `\[1 m\]`, "pttl k", `[89]\d{4}`},
-		{"renew: without an end", "set k token-of-a-claim#me", "token-of-a-claim# 5000 - 9000", `\[1 \]`, "pttl k", "-1"},
+		{"renew: longer", "set k token-of-a-claim#me px 1000", "token-of-a-claim# 5000 - 9000", `\[1  \d{13}\]`, "pttl k", `[45]\d\d\d`},
+		{"renew: never shorter", "set k token-of-a-claim#me px 90000; set mark m", "token-of-a-claim# 5000 - 9000", `\[1 m \d{13}\]`, "pttl k", `[89]\d{4}`},
+		{"renew: without an end", "set k token-of-a-claim#me", "token-of-a-claim# 5000 - 9000", `\[1  \d{13}\]`, "pttl k", "-1"},
 		{"renew: gone, fence stays", "", "token-of-a-claim# 5000 5 9000", `\[0  \d{13}\]`, "get fence", "5"},
 		{"renew: fence is higher", "set fence 6", "token-of-a-claim# 5000 5 9000", `\[0  \d{13}\]`, "pttl fence", `[89]\d\d\d`},
 		{"renew: never lowers a fence", "set fence 6", "token-of-a-claim# 5000 5 9000", `\[0  \d{13}\]`, "get fence", "6"},
