@@ -63,7 +63,7 @@ func harness(settings ...string) (h conformance.Harness, server func() *pgtest.S
 		Cost:     conformance.Cost{Renew: 0.1, Waiting: 4},
 		Entries: func(ctx context.Context, _ string) ([]string, error) {
 			return s.Rows(ctx, `SELECT encode(key, 'escape') || ' ' || concat_ws(' ', token, readers, expires) FROM hasp_locks
-				WHERE length(key) > 0 AND expires IS NOT NULL OR writer_until > clock_timestamp()`)
+				WHERE length(key) > 0 AND expires IS NOT NULL OR EXISTS (SELECT FROM unnest(ends) u WHERE u > clock_timestamp())`)
 		},
 		Sweep: func(ctx context.Context, store string) error {
 			d, err := open(ctx, store)

@@ -51,12 +51,12 @@ func (d *driver) Listens() bool {
 }
 
 // Channel is the channel of the driver's messages.
-func (d *driver) Channel() string { return d.channel }
+func (d *driver) Channel() string { return d.listener.channel() }
 
 // Fill makes all connections of the pool.
 func (d *driver) Fill(ctx context.Context) error {
-	for range d.pool.Config().MaxConns {
-		c, err := d.acquire(ctx)
+	for range d.statements.Config().MaxConns {
+		c, err := d.statements.acquire(ctx)
 		if err != nil {
 			return err
 		}
@@ -67,9 +67,6 @@ func (d *driver) Fill(ctx context.Context) error {
 
 // TakePlaces takes all places of attempts but some, until vacate is called.
 func (d *driver) TakePlaces(but int) (vacate func()) { return occupy(d.takes, cap(d.takes)-but) }
-
-// TakeOthers takes the places of all statements except renewals, until vacate is called.
-func (d *driver) TakeOthers() (vacate func()) { return occupy(d.others, cap(d.others)) }
 
 // occupy takes n slots, until vacate is called.
 func occupy(slots chan struct{}, n int) (vacate func()) {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -393,17 +394,23 @@ func TestOtherLocks(t *testing.T) {
 func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Shared(t)
-	d := await.Value(pglock.NewDriver(t.Context(), newPool(t, s.URL()), nil)).(*pglock.Driver)
+	pool := newPool(t, s.URL())
+	d := await.Value(pglock.NewDriver(t.Context(), pool, nil)).(*pglock.Driver)
 	defer d.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	end, _ := ctx.Deadline()
 
+	var held []*pgxpool.Conn
+	for range pool.Config().MaxConns {
+		held = append(held, await.Value(pool.Acquire(ctx)))
+	}
 	var left time.Duration
-	vacate := d.TakeOthers()
 	time.AfterFunc(200*time.Millisecond, func() {
 		left = time.Until(end)
-		vacate()
+		for _, c := range held {
+			c.Release()
+		}
 	})
 	text := await.Value(d.LockTimeout(ctx, time.Hour))
 	if ms, err := strconv.Atoi(text); err != nil || int64(ms) > left.Milliseconds() {

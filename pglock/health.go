@@ -120,19 +120,27 @@ func (h *health) asked(ctx context.Context, err error) {
 	h.refusal, h.resumes = oneLine(err), time.Now().Add(pause/2+rand.N(pause))
 }
 
-// acquire returns a pool's connection that is not in doubt. The caller must then call release.
-func (d *driver) acquire(ctx context.Context) (*pgxpool.Conn, error) {
+// connections is a pool with what is known of its connections.
+type connections struct {
+	*pgxpool.Pool
+	health health
+}
+
+func newConnections(pool *pgxpool.Pool) *connections { return &connections{Pool: pool} }
+
+// acquire returns a connection that is not in doubt. The caller must then call release.
+func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	for {
-		ask, dials, err := d.health.mayAsk(d.pool.Stat())
+		ask, dials, err := p.health.mayAsk(p.Stat())
 		var c *pgxpool.Conn
 		if ask {
-			c, err = d.pool.Acquire(ctx)
+			c, err = p.Acquire(ctx)
 		}
 		if dials {
-			d.health.asked(ctx, err)
+			p.health.asked(ctx, err)
 		}
 		switch {
-		case c != nil && !d.health.doubts(c.Conn()):
+		case c != nil && !p.health.doubts(c.Conn()):
 			return c, nil
 		case c != nil:
 			hangUp(c.Conn())

@@ -52,7 +52,7 @@ func owners(readers string, now time.Time) (owners []string) {
 	return owners
 }
 
-// Inspect returns the holder of key, without waiters, because pglock does not record them. Every
+// Inspect returns the holder of key, without waiters, because the table has no names of them. Every
 // hold raises the key's fence, but Status.Fence is zero if the last claim did not ask for a fence.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
 	if err := checkKey(key); err != nil {
@@ -69,12 +69,12 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return e.Status, err
 }
 
-// Break ends every hold of key, and wakes the callers that wait for the key.
+// Break ends every hold of key, and wakes the next waiter.
 func (d *driver) Break(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	err := d.exec(ctx, d.sql.breakKey, []byte(key), d.channel, message(key), lockWait(maxRenewBlocked))
+	err := d.exec(ctx, d.sql.breakKey, []byte(key), d.channel, lockWait(maxRenewBlocked))
 	if errors.Is(err, errNoRow) {
 		return nil
 	}

@@ -4,52 +4,86 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
+	"math/rand/v2"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
 const (
-	checkListening = 3 * time.Second // after this time without a message, the connection is checked
-	listenAgain    = time.Second     // the pause after a failure
-	lingers        = 5 * time.Second // after this time without waiters, the connection is closed
+	checkListening = 3 * time.Second       // after this time without a message, the connection is checked
+	listenAgain    = time.Second           // the pause after a failure
+	lingers        = 5 * time.Second       // after this time without waiters, the connection is closed
+	freshFor       = 50 * time.Millisecond // how long an answer may be given again
+	keepsPlace     = 3 * time.Second       // how long a waiter stays in the line of a key unless it asks again
 )
 
-// message returns the text that a release of key sends. Two keys may have the same text. If so, a
-// release of one key makes waiters of the other key try too early, which is harmless.
-func message(key string) string {
-	h := fnv.New64a()
-	h.Write([]byte(key))
-	return fmt.Sprintf("%x", h.Sum64())
+// place is what the callers of a Client wait for at one place in the line of a key.
+type place struct {
+	key    string
+	shared bool
 }
 
-// listener is the connection on which a driver receives messages about releases. The connection
-// exists only while callers wait, because each NOTIFY takes time in every session that listens.
-type listener struct {
-	d *driver
+// waiter is a place in the line of a key. Shared callers of a Client have one place together.
+type waiter struct {
+	place
+	number int64                  // names the waiter in the database; negative if the place is shared
+	wakes  map[chan struct{}]bool // the wake channels of the callers that listen
+	asking int                    // attempts in flight
+	asked  time.Time              // when the last attempt began
+	token  string                 // of the last attempt
+	inLine bool                   // the database may have the number
+	heard  bool                   // a message has come since the last attempt began
 
-	mu      sync.Mutex                        // guards the fields below
-	waits   map[string]map[chan struct{}]bool // maps each message to the wake channels of the callers that wait for it
-	last    time.Time                         // when a wait last began or ended
+	// refusal is the answer to the last attempt, unless a message has come since it began.
+	refusal error
+
+	// lost is a number that the database may have, because the attempt with lostToken had no answer;
+	// or zero.
+	lost      int64
+	lostToken string
+}
+
+// listener knows the waiters of a driver, and has the connection on which the driver receives
+// messages about releases. Each Client has a channel of its own, so a message reaches one Client.
+// The connection exists only while callers wait, because each NOTIFY takes time in every session
+// that listens to any channel.
+type listener struct {
+	d      *driver
+	client int64 // the number of this Client, which its channel and its waiters contain
+
+	mu      sync.Mutex // guards the fields below
+	waits   map[place]*waiter
+	count   int64     // how many numbers were given to waiters
+	purged  time.Time // when waiters without callers were last removed
+	last    time.Time // when a wait last began or ended
+	since   time.Time // when the present session began to listen; zero if there is none
 	running bool
 	deaf    bool               // the last attempt to listen failed, so waiting callers poll
-	end     context.CancelFunc // ends the present session; nil before the first session
+	hangUp  context.CancelFunc // ends the present session; nil before the first session
 }
 
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
-// Listen registers a caller to be woken by the next release. That release sends a message, because
-// a refused attempt has marked the row. When listening begins, the driver wakes all callers.
-func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
-	return d.listener.add(message(c.Key))
+func newListener(d *driver) *listener {
+	return &listener{d: d, client: 1 + rand.Int64N(1<<31-1), waits: map[place]*waiter{}}
 }
 
-func (l *listener) add(m string) (<-chan struct{}, func(), error) {
+// channel is where the driver listens. The statements compute the same name from the number of a
+// waiter.
+func (l *listener) channel() string { return fmt.Sprint(l.d.channel, "_", l.client) }
+
+// Listen registers a caller to be woken when its turn has come. When listening begins, the driver
+// wakes all callers.
+func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
+	return d.listener.add(place{c.Key, c.Shared})
+}
+
+func (l *listener) add(p place) (<-chan struct{}, func(), error) {
 	wake := make(chan struct{}, 1)
 
 	l.mu.Lock()
@@ -57,10 +91,8 @@ func (l *listener) add(m string) (<-chan struct{}, func(), error) {
 	if l.d.bouncer.Load() || l.running && l.deaf || l.d.closing.Err() != nil {
 		return nil, nil, errDeaf
 	}
-	if l.waits[m] == nil {
-		l.waits[m] = map[chan struct{}]bool{}
-	}
-	l.waits[m][wake] = true
+	w := l.waiterLocked(p)
+	w.wakes[wake] = true
 	l.last = time.Now()
 	if !l.running {
 		l.running, l.deaf = true, false
@@ -70,30 +102,170 @@ func (l *listener) add(m string) (<-chan struct{}, func(), error) {
 	return wake, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(l.waits[m], wake)
-		if len(l.waits[m]) == 0 {
-			delete(l.waits, m)
-		}
 		l.last = time.Now()
+		delete(w.wakes, wake)
+		if len(w.wakes) == 0 && w.asking == 0 && l.waits[p] == w {
+			l.dropLocked(w)
+		}
 	}, nil
 }
 
-// hears reports whether releases wake waiting callers, or will soon do so.
-func (l *listener) hears() bool {
-	if l.d.bouncer.Load() {
-		return false
+// waiterLocked returns the waiter of a place, which it adds if there is none.
+func (l *listener) waiterLocked(p place) *waiter {
+	if time.Since(l.purged) > keepsPlace {
+		l.purged = time.Now()
+		for p, w := range l.waits {
+			if len(w.wakes) == 0 && w.asking == 0 && time.Since(w.asked) > keepsPlace {
+				delete(l.waits, p) // its caller has left, and the database has forgotten it
+			}
+		}
+	}
+	w := l.waits[p]
+	if w == nil {
+		w = &waiter{place: p, wakes: map[chan struct{}]bool{}, asked: time.Now()}
+		l.waits[p] = w
+		l.renumberLocked(w)
+	}
+	return w
+}
+
+// renumberLocked gives a waiter a number that no statement has had.
+func (l *listener) renumberLocked(w *waiter) {
+	l.count++
+	w.number = l.client<<32 | l.count&(1<<32-1)
+	if w.shared {
+		w.number = -w.number
+	}
+	w.inLine = false
+	w.refusal = nil
+}
+
+// dropLocked forgets a waiter whose callers have left. The database must forget it as well, because
+// the waiter may keep others from the key. A later waiter of the place has another number, so the
+// statement cannot remove that one.
+func (l *listener) dropLocked(w *waiter) {
+	delete(l.waits, w.place)
+	numbers := []int64{w.lost}
+	if w.inLine {
+		numbers = append(numbers, w.number)
+	}
+	for _, number := range numbers {
+		if number == 0 || l.d.closing.Err() != nil {
+			continue
+		}
+		l.d.wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+			defer cancel()
+			_ = l.d.quit(ctx, w.key, number, closeGrace) // if it fails, the place ends after 3 s
+		})
+	}
+}
+
+// attempt is an attempt of a caller that will wait.
+type attempt struct {
+	*waiter       // nil if the caller will not wait
+	number  int64 // the number of the waiter, or zero
+	token   string
+	hears   bool // messages reach this Client
+}
+
+// begin begins an attempt.
+//
+// The engine repeats an attempt when it has begun to listen. If this driver has listened already
+// when the last attempt began, a message would have come, so the result is the last answer.
+func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
+	if !c.WillRetry {
+		return attempt{}, nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.deaf
+	w := l.waiterLocked(place{c.Key, c.Shared})
+	listened := !l.since.IsZero() && l.since.Before(w.asked)
+	if listened && w.refusal != nil && time.Since(w.asked) < freshFor {
+		refusal = w.refusal
+		w.refusal = nil
+		return attempt{}, refusal
+	}
+	w.asking++
+	w.asked = time.Now()
+	w.token = c.Token
+	w.heard = false
+	w.refusal = nil
+	return attempt{w, w.number, c.Token, !l.deaf && !l.d.bouncer.Load()}, nil
 }
 
-// wakeLocked wakes the callers that wait for the message m.
-func (l *listener) wakeLocked(m string) {
-	for wake := range l.waits[m] {
+// end records the outcome of an attempt.
+func (l *listener) end(a attempt, err error) {
+	w := a.waiter
+	if w == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w.asking--
+	held := errors.Is(err, backend.ErrHeld)
+	switch {
+	case err != nil && !held || w.number != a.number:
+		// The attempt may arrive late, so nobody waits under its number any more.
+		w.lost = a.number
+		w.lostToken = a.token
+		if w.number == a.number {
+			l.renumberLocked(w)
+		}
+	case held:
+		w.inLine = true
+		if !w.heard {
+			w.refusal = err
+		}
+	case w.asking > 0 || len(w.wakes) > 1:
+		w.wakeLocked() // the grant has taken the number out of the line, so the others must ask again
+	default:
+		w.inLine = false
+		if len(w.wakes) == 0 {
+			delete(l.waits, w.place)
+		}
+	}
+}
+
+// leaves forgets the waiter whose last attempt had a token. It returns the number of the waiter if
+// the database may know it.
+func (l *listener) leaves(p place, token string) (number int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := l.waits[p]
+	switch {
+	case w == nil:
+	case w.lost != 0 && w.lostToken == token:
+		number = w.lost
+		w.lost = 0
+	case w.inLine && w.asking == 0 && w.token == token:
+		number = w.number
+		l.renumberLocked(w)
+		w.wakeLocked()
+	}
+	return number
+}
+
+// wakeLocked wakes the callers of a waiter.
+func (w *waiter) wakeLocked() {
+	w.heard = true
+	w.refusal = nil
+	for wake := range w.wakes {
 		select {
 		case wake <- struct{}{}:
 		default: // the attempt that the earlier signal causes will begin after this release
+		}
+	}
+}
+
+// The method wake wakes the callers of the waiter that a message names.
+func (l *listener) wake(message string) {
+	number, _ := strconv.ParseInt(message, 10, 64)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.waits {
+		if w.number == number {
+			w.wakeLocked()
 		}
 	}
 }
@@ -104,26 +276,37 @@ func (l *listener) set(deaf bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deaf = deaf
-	for m, wakes := range l.waits {
+	l.since = time.Time{}
+	if !deaf {
+		l.since = time.Now()
+	}
+	for _, w := range l.waits {
 		if !deaf {
-			l.wakeLocked(m)
+			w.wakeLocked()
 			continue
 		}
-		for wake := range wakes {
+		for wake := range w.wakes {
 			close(wake)
 		}
-		delete(l.waits, m)
+		clear(w.wakes)
 	}
 }
 
-// idle reports whether no caller has waited during the last 5 s (lingers). If so, and the parameter
-// ends is true, the method run must end, because a later wait starts it again.
+// idle reports whether no caller has listened during the last 5 s (lingers). If so, and the
+// parameter ends is true, the method run must end, because a later wait starts it again.
 func (l *listener) idle(ends bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	idle := len(l.waits) == 0 && time.Since(l.last) >= lingers
-	l.running = l.running && !(idle && ends)
-	return idle
+	if time.Since(l.last) < lingers {
+		return false
+	}
+	for _, w := range l.waits {
+		if len(w.wakes) > 0 {
+			return false
+		}
+	}
+	l.running = l.running && !ends
+	return true
 }
 
 // The method run listens until no caller waits any more, or the driver is closed.
@@ -131,7 +314,7 @@ func (l *listener) run() {
 	for ctx := l.d.closing; ctx.Err() == nil && !l.idle(true); {
 		within, end := context.WithCancel(ctx)
 		l.mu.Lock()
-		l.end = end
+		l.hangUp = end
 		l.mu.Unlock()
 		failed := l.session(within)
 		end()
@@ -151,8 +334,8 @@ func (l *listener) run() {
 func (l *listener) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.end != nil {
-		l.end()
+	if l.hangUp != nil {
+		l.hangUp()
 	}
 }
 
@@ -163,13 +346,16 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 		return true
 	}
 	defer func() {
+		l.mu.Lock()
+		l.since = time.Time{}
+		l.mu.Unlock()
 		bye, cancel := context.WithTimeout(context.Background(), closeGrace/2)
 		defer cancel()
 		c.Close(bye)
 	}()
 
 	within, cancel := context.WithTimeout(ctx, checkListening)
-	_, err = c.Exec(within, "LISTEN "+l.d.channel, pgx.QueryExecModeSimpleProtocol)
+	_, err = c.Exec(within, "LISTEN "+l.channel(), pgx.QueryExecModeSimpleProtocol)
 	cancel()
 	if err != nil {
 		return true
@@ -181,14 +367,11 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 		quiet := within.Err() != nil
 		cancel()
 		if err == nil {
-			l.mu.Lock()
-			l.wakeLocked(n.Payload)
-			l.mu.Unlock()
+			l.wake(n.Payload)
 		} else if ctx.Err() != nil || !quiet {
 			return true
 		}
-		// Check this after each message too, because the messages of other Clients may leave no
-		// quiet moment.
+		// Check this after each message too, because messages may leave no quiet moment.
 		if l.idle(false) {
 			return false
 		}
@@ -207,10 +390,8 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 
 // connect opens a connection beside the pool, with the pool's settings.
 func (d *driver) connect(ctx context.Context) (*pgx.Conn, error) {
-	cfg := d.pool.Config()
-	if cfg.ConnConfig.ConnectTimeout == 0 {
-		cfg.ConnConfig.ConnectTimeout = hasp.DefaultTimeout // for each host, because a caller's pool may have no timeout
-	}
+	cfg := d.statements.Config()
+	boundConnect(cfg.ConnConfig)
 	if cfg.BeforeConnect != nil {
 		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
 			return nil, err

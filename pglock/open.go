@@ -72,7 +72,10 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, diagnose(err)
 	}
-	d = newDriver(pool, true, o)
+	if d, err = newDriver(pool, true, o); err != nil {
+		pool.Close()
+		return nil, err
+	}
 	if err := d.setUp(ctx); err != nil {
 		d.Close()
 		return nil, err

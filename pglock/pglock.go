@@ -96,24 +96,20 @@ type Options struct {
 
 // driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
 type driver struct {
-	pool    *pgxpool.Pool
-	own     bool    // true if Close closes the pool
-	options Options // as passed, with the default of Table
-	sql     *statements
-	channel string      // the channel of the messages that releases send
-	bouncer atomic.Bool // true if a pooler shares sessions, so that nothing may be left in them
+	statements *connections // all but renewals: the pool that was passed, or one of our own
+	renewals   *connections // renewals only, so that they never wait behind the program's own work
+	own        bool         // true if Close closes the pool of statements
+	options    Options      // as passed, with the default of Table
+	sql        *statements
+	channel    string      // the first part of the names of the channels that releases send to
+	bouncer    atomic.Bool // true if a pooler shares sessions, so that nothing may be left in them
 
 	// The field takes is a channel that limits the attempts in flight, so that releases find a
 	// connection even if attempts wait for rows that other transactions have locked.
 	takes chan struct{}
 
-	// The field others is a channel that limits all statements except renewals, so that a renewal
-	// never waits for a connection behind the releases of a busy Client.
-	others chan struct{}
-
 	guards   guards
-	health   health
-	listener listener
+	listener *listener
 
 	// nextSweep is the earliest time, as a UnixNano, at which this driver sweeps again.
 	nextSweep atomic.Int64
@@ -153,23 +149,43 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 	if err := own.check(); err != nil {
 		return nil, err
 	}
-	d := newDriver(pool, false, own)
+	d, err := newDriver(pool, false, own)
+	if err != nil {
+		return nil, err
+	}
 	if err := d.setUp(ctx); err != nil {
-		d.stop()
+		d.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
-func newDriver(pool *pgxpool.Pool, own bool, o Options) *driver {
+func newDriver(pool *pgxpool.Pool, own bool, o Options) (*driver, error) {
+	cfg := pool.Config()
+	cfg.MaxConns = renewalConns
+	cfg.MinConns = 0
+	cfg.MinIdleConns = 0
+	boundConnect(cfg.ConnConfig)
+	renewals, err := pgxpool.NewWithConfig(context.Background(), cfg) // makes no connection yet
+	if err != nil {
+		return nil, err
+	}
+
 	size := int(pool.Config().MaxConns)
-	kept := max(size/8, 1) // connections for renewals only; attempts leave the same number to releases
-	d := &driver{pool: pool, own: own, options: o,
-		takes: make(chan struct{}, max(size-2*kept, 1)), others: make(chan struct{}, max(size-kept, 1))}
+	d := &driver{statements: newConnections(pool), renewals: newConnections(renewals), own: own, options: o,
+		takes: make(chan struct{}, max(size-max(size/8, 1), 1))}
 	d.closing, d.stop = context.WithCancel(context.Background())
-	d.listener.d = d
-	d.listener.waits = map[string]map[chan struct{}]bool{}
-	return d
+	d.listener = newListener(d)
+	return d, nil
+}
+
+// renewalConns is how many connections a Client uses for renewals. One statement renews up to 256
+// leases.
+const renewalConns = 2
+
+// boundConnect gives cfg a timeout for each host, because a caller's pool may have none.
+func boundConnect(cfg *pgx.ConnConfig) {
+	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, hasp.DefaultTimeout)
 }
 
 // Traits reports that the driver excludes all clients of the same table, grants fences, obeys
@@ -185,69 +201,48 @@ const closeGrace = time.Second
 // open. If the server does not answer, some connections are closed up to 15 s later.
 func (d *driver) Close() error {
 	d.stop()
-	if d.own {
-		closed := make(chan struct{})
-		go func() {
-			d.pool.Close() // may block, because each connection tells the server that it ends
-			close(closed)
-		}()
-		select {
-		case <-closed:
-		case <-time.After(closeGrace):
+	closed := make(chan struct{})
+	go func() {
+		d.renewals.Close() // may block, because each connection tells the server that it ends
+		if d.own {
+			d.statements.Close()
 		}
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeGrace):
 	}
 	d.wg.Wait()
 	return nil
 }
 
-// Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a writer
-// waits. If a refused caller will wait, Acquire marks the row, so that a release wakes the caller.
+// Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a caller
+// waits that wants the key alone. If a refused caller will wait, the same statement puts the caller
+// into the line of the key, so that a release wakes it when its turn has come.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began := time.Now()
 	if err := takeSlot(ctx, d.takes); err != nil {
-		if answered, _ := d.health.last(); c.WillRetry && time.Since(began) >= c.Timeout/2 && answered.After(began) {
+		if answered, _ := d.statements.health.last(); c.WillRetry && time.Since(began) >= c.Timeout/2 && answered.After(began) {
 			err = &backend.HeldError{} // this is no outage, because the server answers calls that have slots
 		}
 		return backend.Grant{}, err
 	}
 	defer func() { <-d.takes }()
 
+	a, refusal := d.listener.begin(c)
+	if refusal != nil {
+		return backend.Grant{}, refusal
+	}
 	for {
-		g, last, err := d.take(ctx, c)
-		if err == backend.ErrHeld && c.WillRetry {
-			// Try again, because another caller has taken the key during the attempt, as often
-			// happens after a release. The second attempt shows whether the row is marked already,
-			// and who holds the key.
-			g, last, err = d.take(ctx, c)
-		}
-		if !errors.Is(err, backend.ErrHeld) || !c.WillRetry || last.blocked {
+		g, settled, err := d.take(ctx, c, a)
+		if settled || !c.WillRetry || !errors.Is(err, backend.ErrHeld) {
+			d.listener.end(a, err)
 			return g, err
 		}
-
-		// Mark the row before the caller sleeps. If the key was released before the row was marked,
-		// markErr is errNoRow, and the loop makes another attempt.
-		switch markErr := d.mark(ctx, c, last.marked, err); {
-		case markErr == nil:
-			return g, err
-		case errors.Is(markErr, errNoRow):
-		case isLockTimeout(markErr) || isConflict(markErr):
-			return g, d.guards.refusal(c.Key) // nothing wakes this caller, so it polls
-		default:
-			return g, markErr
-		}
+		// Another caller has taken the key during the attempt, or the key has become free before
+		// this caller was in the line. So nothing would wake this caller, which must ask again.
 	}
-}
-
-// The method mark lets each release of c.Key in the next 3 s wake the callers that wait. If c is
-// exclusive and shared holds have refused it, mark also keeps out new shared holds for these 3 s,
-// or until a Release with c's token. The parameter marked says whether the row is marked already.
-func (d *driver) mark(ctx context.Context, c backend.Claim, marked bool, refusal error) error {
-	var held *backend.HeldError
-	intends := errors.As(refusal, &held) && held.Shared && !c.Shared
-	if !intends && (marked || !d.listener.hears()) {
-		return nil
-	}
-	return d.exec(ctx, d.sql.mark, []byte(c.Key), c.Token, c.Shared, lockWait(maxBlocked))
 }
 
 // takeSlot blocks until the channel slots has room or ctx is done. The caller gives the slot back
@@ -259,12 +254,6 @@ func takeSlot(ctx context.Context, slots chan struct{}) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// refusal is what a refused attempt reports besides its HeldError.
-type refusal struct {
-	marked  bool // the row stays marked for 1.5 s at least, so a release wakes the waiting callers
-	blocked bool // another transaction has locked the row of a free key
 }
 
 // These constants say how long a statement waits for a row that another transaction has locked.
@@ -346,10 +335,11 @@ func (g *guards) refusal(key string) *backend.HeldError {
 	return &backend.HeldError{RetryAfter: rand.N(min(time.Since(g.since[key]), longestRest))}
 }
 
-// The method take makes one attempt. The caller of take holds a slot of d.takes.
-func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refusal, error) {
+// The method take makes one attempt. The caller of take holds a slot of d.takes. It reports whether a
+// refused caller may wait without another attempt.
+func (d *driver) take(ctx context.Context, c backend.Claim, a attempt) (g backend.Grant, settled bool, err error) {
 	if err := checkKey(c.Key); err != nil {
-		return backend.Grant{}, refusal{}, err
+		return backend.Grant{}, false, err
 	}
 	most := maxBlocked
 	if len(d.takes) == cap(d.takes) && cap(d.takes) > 1 || d.guards.has(c.Key) {
@@ -357,14 +347,14 @@ func (d *driver) take(ctx context.Context, c backend.Claim) (backend.Grant, refu
 	}
 
 	for {
-		g, last, err := d.takeOnce(ctx, c, most)
+		g, settled, err := d.takeOnce(ctx, c, a, most)
 		if !isLockTimeout(err) {
 			d.guards.forget(c.Key)
-			return g, last, err
+			return g, settled, err
 		}
-		last.blocked, err = d.blocked(ctx, c, err)
+		row, err := d.blocked(ctx, c, err)
 		if err != nil && !(most < maxRenewBlocked && joinable(c, err)) {
-			return backend.Grant{}, last, err
+			return backend.Grant{}, row, err // the caller polls a row that a transaction guards
 		}
 		most = maxRenewBlocked // no transaction guards the row
 	}
@@ -378,37 +368,39 @@ func joinable(c backend.Claim, err error) bool {
 }
 
 // takeOnce sends one statement for the method take.
-func (d *driver) takeOnce(ctx context.Context, c backend.Claim, most time.Duration) (backend.Grant, refusal, error) {
+func (d *driver) takeOnce(ctx context.Context, c backend.Claim, a attempt, most time.Duration) (g backend.Grant, settled bool, err error) {
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // leave time to call the method blocked
 	}
-	sql := d.sql.take
-	if c.Shared {
-		sql = d.sql.join
-	}
 	var (
-		fence, left    *int64
-		owner          string
-		shared, marked bool
+		fence, left *int64
+		owner       string
+		shared      bool
+		none        *string
 	)
-	err := d.query(ctx, sql, func(_ int, rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &marked) },
-		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most))
+	scan := func(_ int, rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &settled, &none) }
+	args := []any{[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most), a.number, a.hears}
+	if c.Shared {
+		err = d.query(ctx, d.sql.join, scan, append(args, d.channel)...)
+	} else {
+		err = d.query(ctx, d.sql.take, scan, args...)
+	}
 
 	switch {
 	case errors.Is(err, errNoRow), isConflict(err):
 		// Another caller has taken the key since the statement began.
-		return backend.Grant{}, refusal{}, backend.ErrHeld
+		return backend.Grant{}, false, backend.ErrHeld
 	case err != nil:
-		return backend.Grant{}, refusal{}, err
+		return backend.Grant{}, false, err
 	case fence == nil:
-		return backend.Grant{}, refusal{marked: marked}, heldError(owner, shared, left)
+		return backend.Grant{}, settled, heldError(owner, shared, left)
 	}
 
 	d.sweepSeldom()
-	if !c.Fenced {
-		return backend.Grant{}, refusal{}, nil
+	if c.Fenced {
+		g.Fence = uint64(*fence)
 	}
-	return backend.Grant{Fence: uint64(*fence)}, refusal{}, nil
+	return g, true, nil
 }
 
 // The method blocked returns why an attempt has timed out on a lock of PostgreSQL. That attempt has
@@ -467,7 +459,7 @@ func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 	}
 
 	renewed := make([]bool, len(which))
-	err := d.queryUnbounded(ctx, sql, func(row int, rows pgx.Rows) error {
+	scan := func(row int, rows pgx.Rows) error {
 		if row == 0 {
 			clear(renewed) // PostgreSQL has undone the attempts before
 		}
@@ -477,7 +469,13 @@ func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 		}
 		renewed[n-1] = true
 		return nil
-	}, keys, tokens, ttls, lockWait(maxRenewBlocked))
+	}
+	args := []any{keys, tokens, ttls, lockWait(maxRenewBlocked)}
+	err := d.queryOn(ctx, d.renewals, sql, scan, args...)
+	if code(err) == tooManyConnections {
+		// Nothing was sent. The server has no connection left, but the other pool may have one.
+		err = d.query(ctx, sql, scan, args...)
+	}
 
 	for n, i := range which {
 		switch {
@@ -491,35 +489,41 @@ func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 	}
 }
 
-// Release frees c.Key and wakes the callers that wait for it. If c.KeepUntil is set, the key stays
-// taken until that time. A release of a shared hold does not affect the other shared holds.
+// Release frees c.Key and wakes the next waiter. If c.KeepUntil is set, the key stays taken until
+// that time. A release of a shared hold does not affect the other shared holds.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if checkKey(c.Key) != nil {
 		return backend.ErrLost
 	}
-	key, message, wait := []byte(c.Key), message(c.Key), lockWait(c.Timeout)
 
 	var err error
 	if c.Shared {
-		err = d.exec(ctx, d.sql.leave, key, c.Token, d.channel, message, wait)
+		err = d.exec(ctx, d.sql.leave, []byte(c.Key), c.Token, d.channel, lockWait(c.Timeout))
 	} else {
 		var while *int64
 		if rest := time.Until(c.KeepUntil); rest > 0 {
 			while = new(micros(rest))
 		}
-		err = d.exec(ctx, d.sql.release, key, c.Token, while, d.channel, message, wait)
+		err = d.exec(ctx, d.sql.release, []byte(c.Key), c.Token, while, d.channel, lockWait(c.Timeout))
+	}
+	if !errors.Is(err, errNoRow) {
+		return err
+	}
 
-		// The token may belong to a writer that has waited. If so, remove the writer's mark, which
-		// keeps readers out.
-		if errors.Is(err, errNoRow) {
-			err = d.exec(ctx, d.sql.unmark, key, c.Token, d.channel, message, wait)
-			if err == nil {
-				err = errNoRow // the token did not hold the key
-			}
+	// The token may belong to a caller that has waited, and whose place keeps others out.
+	if number := d.listener.leaves(place{c.Key, c.Shared}, c.Token); number != 0 {
+		if err := d.quit(ctx, c.Key, number, c.Timeout); err != nil {
+			return err
 		}
 	}
+	return backend.ErrLost
+}
+
+// quit removes a waiter from the line of a key. If it is the heir, the next waiter is woken.
+func (d *driver) quit(ctx context.Context, key string, number int64, most time.Duration) error {
+	err := d.exec(ctx, d.sql.quit, []byte(key), number, d.channel, lockWait(most))
 	if errors.Is(err, errNoRow) {
-		return backend.ErrLost
+		return nil
 	}
 	return err
 }

@@ -49,27 +49,22 @@ func isConflict(err error) bool {
 // statement has succeeded, so a statement is unlikely to have many conflicts in a row.
 const maxConflicts = 10
 
-// query does what queryUnbounded does, but first waits for a slot of d.others. Every statement
-// except a renewal uses this method, so that renewals always find a connection.
+// query does what queryOn does, on a connection for statements.
 func (d *driver) query(ctx context.Context, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
-	if err := takeSlot(ctx, d.others); err != nil {
-		return err
-	}
-	defer func() { <-d.others }()
-	return d.queryUnbounded(ctx, sql, scan, args...)
+	return d.queryOn(ctx, d.statements, sql, scan, args...)
 }
 
-// queryUnbounded runs a statement and calls the function scan for each row, without waiting for a
-// slot. If there is no row, the error is errNoRow. Each attempt counts its rows from zero, because a
-// conflict at the commit undoes an attempt whose rows have been read.
+// queryOn runs a statement and calls the function scan for each row. If there is no row, the error
+// is errNoRow. Each attempt counts its rows from zero, because a conflict at the commit undoes an
+// attempt whose rows have been read.
 //
 // It repeats a statement that has certainly changed nothing, because PostgreSQL has undone it after
 // a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
 // isolation level is above read committed, serialization failures. After any other error the
 // statement is not repeated, because it may have been carried out.
-func (d *driver) queryUnbounded(ctx context.Context, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
+func (d *driver) queryOn(ctx context.Context, on *connections, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
 	for conflicts, made := 0, false; ; {
-		err := d.queryOnce(ctx, sql, scan, args)
+		err := d.queryOnce(ctx, on, sql, scan, args)
 		switch {
 		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
 			conflicts++
@@ -90,23 +85,24 @@ func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
 	return d.query(ctx, sql, func(int, pgx.Rows) error { return nil }, args...)
 }
 
-func (d *driver) queryOnce(ctx context.Context, sql string, scan func(row int, rows pgx.Rows) error, args []any) (err error) {
-	c, err := d.acquire(ctx)
+func (d *driver) queryOnce(ctx context.Context, on *connections, sql string, scan func(row int, rows pgx.Rows) error, args []any) (err error) {
+	c, err := on.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	sent := time.Now()
 	defer func() {
-		d.health.note(ctx, c.Conn(), sent, err)
+		on.health.note(ctx, c.Conn(), sent, err)
 		release(c)
 	}()
 
-	if n := len(args) - 1; n >= 0 {
-		if most, ok := args[n].(lockWait); ok {
-			args = append(slices.Clip(args[:n]), most.timeout(ctx)) // append to a copy, because a retry needs args
+	args = slices.Clone(args) // because a retry needs args
+	for i, arg := range args {
+		if most, ok := arg.(lockWait); ok {
+			args[i] = most.timeout(ctx)
 		}
 	}
-	if _, doubt := d.health.last(); d.bouncer.Load() || time.Since(doubt) < time.Minute {
+	if _, doubt := on.health.last(); d.bouncer.Load() || time.Since(doubt) < time.Minute {
 		// Do not prepare the statement, because that takes a second round trip. Over a slow link,
 		// the first statement on each new connection would fail.
 		args = append([]any{pgx.QueryExecModeExec}, args...)
@@ -150,8 +146,8 @@ func (d *driver) failed(c *pgx.Conn, err error) error {
 	return oneLine(err)
 }
 
-// lockWait is how long a statement may wait for locks of PostgreSQL. It is the statement's last
-// argument. When the statement has a connection, the wait is shortened to end at the caller's
+// lockWait is an argument that says how long a statement may wait for locks of PostgreSQL. When the
+// statement has a connection, the wait is shortened to end at the caller's
 // deadline. Otherwise the server could carry out the statement long after the caller has left.
 type lockWait time.Duration
 

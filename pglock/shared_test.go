@@ -17,14 +17,14 @@ import (
 	"github.com/hasplock/hasp/pglock"
 )
 
-// A clock that was ahead has left a mark of a caller that waits for the end of shared holds. It
-// keeps no shared hold out, and no such caller from its own mark.
-func TestMarkOfAWrongClock(t *testing.T) {
+// A clock that was ahead has left a waiter that wants the key alone. It keeps no shared hold out, and
+// no caller from its place in the line.
+func TestWaiterOfAWrongClock(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Shared(t), t.Context()
 	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
 	first := await.Value(a.Lock(ctx, "key", hasp.WithShared()))
-	s.Must(t, `UPDATE hasp_locks SET wanted = now() + interval '1 h', writer = 'gone', writer_until = now() + interval '1 h' WHERE key = 'key'`)
+	s.Must(t, `UPDATE hasp_locks SET waiters = '{7}', ends = ARRAY[now() + interval '1 h'] WHERE key = 'key'`)
 	second := await.Value(b.TryLock(ctx, "key", hasp.WithShared()))
 
 	got := locks(ctx, a, "key")
@@ -47,7 +47,7 @@ func sharedRace(t *testing.T, db *pgxpool.Pool, d *pglock.Driver, c backend.Clai
 		SELECT 'k', jsonb_object_agg('f' || i, jsonb_build_object('owner', '', 'end', clock_timestamp() + interval '%s')),
 			now(), clock_timestamp() + interval '5 s', 1, true
 		FROM generate_series(1, %d) i
-		ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, writer_until = NULL`, interval, others)))
+		ON CONFLICT (key) DO UPDATE SET readers = excluded.readers, expires = excluded.expires, token = NULL, waiters = NULL`, interval, others)))
 	await.Value(d.Acquire(t.Context(), c))
 	must(t, db.QueryRow(t.Context(), `SELECT coalesce(max((r.value ->> 'end')::timestamptz), clock_timestamp())
 		FROM hasp_locks, jsonb_each(readers) r WHERE r.key LIKE $1`, whose).Scan(&end))

@@ -15,7 +15,6 @@ const (
 	sweepAge   = time.Hour   // how long a row must be unused before a sweep deletes it
 	sweepEvery = time.Minute // the shortest time between two sweeps, by any clients
 	sweepOneIn = 1000        // one grant of this many, on average, starts an attempt to sweep
-	sweepBatch = 1000        // how many rows one statement deletes, as sweep.sql says
 	sweepCall  = 10 * time.Second
 )
 
@@ -43,14 +42,14 @@ func (d *driver) sweepInTurn(ctx context.Context) {
 	}
 }
 
-// sweepAll deletes the rows of all keys that were unused for longer than the duration age.
+// sweepAll deletes the rows of all keys that were unused for longer than the duration age. Each
+// statement begins at the key where the statement before has ended.
 func (d *driver) sweepAll(ctx context.Context, age time.Duration) error {
-	for n := int64(sweepBatch); n == sweepBatch; {
+	for next := new(""); next != nil; {
 		within, cancel := context.WithTimeout(ctx, sweepCall)
-		err := d.query(within, d.sql.sweep, func(_ int, rows pgx.Rows) error {
-			var mode *string
-			return rows.Scan(&n, &mode)
-		}, micros(age))
+		var n int64
+		err := d.query(within, d.sql.sweep, func(_ int, rows pgx.Rows) error { return rows.Scan(&next, &n) },
+			micros(age), *next)
 		cancel()
 		if err != nil {
 			return err

@@ -18,9 +18,9 @@ const minVersion = 130000
 
 // columns lists the columns that the table must have, with their types.
 var columns = []string{
-	"expires timestamp with time zone", "fence bigint", "fenced boolean", "key bytea", "owner bytea",
-	"readers jsonb", "since timestamp with time zone", "token text", "wanted timestamp with time zone",
-	"writer text", "writer_until timestamp with time zone",
+	"ends timestamp with time zone[]", "expires timestamp with time zone", "fence bigint", "fenced boolean",
+	"heir bigint", "heir_until timestamp with time zone", "key bytea", "owner bytea", "readers jsonb",
+	"since timestamp with time zone", "token text", "waiters bigint[]",
 }
 
 // The type found is the database's answer about the table.
@@ -61,7 +61,7 @@ func (o *Options) check() error {
 
 // setUp finds or creates the table, and prepares the statements for it.
 func (d *driver) setUp(ctx context.Context) error {
-	c, err := d.pool.Acquire(ctx)
+	c, err := d.statements.Acquire(ctx)
 	if err != nil {
 		return diagnose(err)
 	}
@@ -143,7 +143,7 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 
 // makeTable creates the table again after it has vanished.
 func (d *driver) makeTable(ctx context.Context) error {
-	err := d.queryOnce(ctx, d.sql.table, func(int, pgx.Rows) error { return nil }, nil)
+	err := d.queryOnce(ctx, d.statements, d.sql.table, func(int, pgx.Rows) error { return nil }, nil)
 	if errors.Is(err, errNoRow) || code(err) == duplicateObject || code(err) == uniqueViolation {
 		return nil
 	}
@@ -156,6 +156,8 @@ func (f found) check(table string) error {
 	switch {
 	case f.schema == "":
 		return fmt.Errorf("the table %q vanished after its creation: try again", table)
+	case slices.Contains(f.columns, "writer_until timestamp with time zone"):
+		return fmt.Errorf("%w: the table %s is of an older hasp: stop its clients, and run: DROP TABLE %s", backend.ErrInvalid, name, name)
 	case !slices.Equal(f.columns, columns) || !f.primary:
 		return fmt.Errorf("%w: the table %s is not a table of hasp's locks: name another one with the parameter table", backend.ErrInvalid, name)
 	case !f.rights:
@@ -168,11 +170,13 @@ func (f found) check(table string) error {
 // notice finds out whether a connection pooler is between the driver and the server. If there is a
 // pooler, the answer comes from another server process than the one that was named when the
 // connection began. If there is no pooler and own is true, notice sets the session's isolation
-// level to read committed, which has the fewest conflicts, and lock_timeout to 0. Otherwise a wait
-// for a table lock could end with the same error as a wait for a row (see blocked).
+// level to read committed, which has the fewest conflicts, lock_timeout to 0, and plan_cache_mode so
+// that each statement is planned once. Without the 0, a wait for a table lock could end with the
+// same error as a wait for a row (see blocked).
 func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
-		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) END`
+		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) ||
+			set_config('plan_cache_mode', 'force_generic_plan', false) END`
 	var pooled bool
 	var settings *string
 	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &settings)

@@ -1,11 +1,13 @@
--- break ends every hold of a key, and wakes those who wait for it.
--- $1 key, $2 channel, $3 message, $4 lock_timeout
+-- break ends every hold of a key, and wakes the next waiter, as release does.
+-- $1 key, $2 channel, $3 lock_timeout
 WITH setting AS MATERIALIZED (
-    SELECT set_config('lock_timeout', $4, true)
-), freed AS (
-    UPDATE {table} SET token = NULL, owner = '', readers = NULL, expires = NULL, since = clock_timestamp(),
-        writer = NULL, writer_until = NULL
-    FROM setting WHERE key = $1 AND expires > clock_timestamp()
-    RETURNING wanted
+    SELECT set_config('lock_timeout', $3, true)
+), locked AS MATERIALIZED (
+    SELECT l.*, true AS frees, true AS wakes, 0::bigint AS quits FROM setting, {table} l
+    WHERE l.key = $1 AND l.expires > clock_timestamp() FOR NO KEY UPDATE OF l
+), {pass}, freed AS (
+    UPDATE {table} l SET token = NULL, owner = '', readers = NULL, expires = NULL, since = p.now, {passes}
+    FROM passed p WHERE l.key = p.key
+    RETURNING p.wakes
 )
-SELECT CASE WHEN wanted > clock_timestamp() THEN pg_notify($2, $3) END IS NULL FROM freed
+SELECT {wake $2} FROM freed

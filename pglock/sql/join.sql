@@ -1,14 +1,13 @@
 -- join takes a key that is free, or that has shared holds only, for a shared hold.
--- $1 key, $2 token, $3 owner, $4 term in µs, $5 whether a fence was asked for, $6 lock_timeout
--- Returns what take returns. While a writer waits, no new shared hold is granted.
+-- $1 to $8 as in take
+-- Returns what take returns. While a caller waits that wants the key alone, those who come later
+-- are refused.
 WITH setting AS MATERIALIZED (
     SELECT set_config('lock_timeout', $6, true)
 ), seen AS MATERIALIZED (
-    SELECT owner, readers, expires, wanted > clock_timestamp() + interval '1500 ms' AS marked
-    FROM {table} WHERE key = $1
-        AND (readers IS NULL AND expires > clock_timestamp()
-            -- A mark lasts 3 s at most. A later time comes from a clock that was wrong.
-            OR writer_until > clock_timestamp() AND writer_until <= clock_timestamp() + interval '3 s')
+    SELECT l.owner, l.readers, l.expires, $7::bigint = 0 OR NOT $8::boolean OR {settled} AS settled
+    FROM {table} l WHERE l.key = $1
+        AND (l.readers IS NULL AND l.expires > clock_timestamp() OR {barred} OR {ahead})
 ), taken AS (
     INSERT INTO {table} AS l (key, readers, since, expires, fence, fenced)
     SELECT $1, jsonb_build_object($2::text, jsonb_build_object('owner', encode($3::bytea, 'hex'),
@@ -29,15 +28,25 @@ WITH setting AS MATERIALIZED (
         expires = greatest(clock_timestamp() + $4::bigint * interval '1 us',
             CASE WHEN l.readers IS NOT NULL THEN l.expires END),
         fence = greatest(l.fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
-        fenced = excluded.fenced
+        fenced = excluded.fenced,
+        heir = NULL, heir_until = NULL,
+        {leaves}
     WHERE (l.expires IS NULL OR l.expires <= clock_timestamp() OR l.readers IS NOT NULL)
-        AND (l.writer_until IS NULL OR l.writer_until <= clock_timestamp()
-            OR l.writer_until > clock_timestamp() + interval '3 s')
-    RETURNING fence
+        AND NOT {barred} AND NOT {ahead}
+    RETURNING fence, waiters[1] AS next
+), waits AS (
+    UPDATE {table} l SET {enters} FROM setting, seen
+    WHERE l.key = $1 AND NOT seen.settled
+        AND (l.readers IS NULL AND l.expires > clock_timestamp() OR {barred} OR {ahead})
+    RETURNING 1
 )
-SELECT fence, '', false, NULL::bigint, false FROM taken
+-- If the next waiter wants a shared hold as well, it can join now. It then wakes the next one.
+SELECT fence, '', false, NULL::bigint, true,
+    CASE WHEN next < 0 THEN pg_notify($9::text || '_' || (-next >> 32), next::text)::text END
+FROM taken
 UNION ALL
 SELECT NULL, CASE WHEN readers IS NULL THEN encode(owner, 'hex') ELSE '' END, readers IS NOT NULL,
     (extract(epoch FROM NULLIF(expires, 'infinity') - clock_timestamp()) * 1000000)::bigint,
-    marked IS TRUE
+    settled OR EXISTS (SELECT FROM waits),
+    CASE WHEN EXISTS (SELECT FROM waits) THEN set_config('synchronous_commit', 'off', true) END
 FROM seen

@@ -1,27 +1,22 @@
--- leave ends one shared hold.
--- $1 key, $2 token, $3 channel, $4 message, $5 lock_timeout
+-- leave ends one shared hold. The last one wakes the next waiter, as release does.
+-- $1 key, $2 token, $3 channel, $4 lock_timeout
 -- Returns a row if the token held the key.
 WITH setting AS MATERIALIZED (
-    SELECT set_config('lock_timeout', $5, true)
+    SELECT set_config('lock_timeout', $4, true)
+), found AS MATERIALIZED (
+    SELECT l.* FROM setting, {table} l WHERE l.key = $1 FOR NO KEY UPDATE OF l
+), rest AS MATERIALIZED (
+    -- The other shared holds, by one reading of the clock.
+    SELECT jsonb_object_agg(r.key, r.value) AS readers, max((r.value ->> 'end')::timestamptz) AS expires
+    FROM (SELECT readers, clock_timestamp() AS at FROM found) l, jsonb_each(l.readers - $2::text) r
+    WHERE (r.value ->> 'end')::timestamptz > l.at
 ), locked AS MATERIALIZED (
-    SELECT l.key FROM setting, {table} l WHERE l.key = $1 FOR NO KEY UPDATE OF l
-), moment AS MATERIALIZED (
-    -- One reading of the clock, after the row is locked, as renewshared does.
-    SELECT key, clock_timestamp() AS now FROM locked
-), freed AS (
-    -- The key is held until the last end of the other shared holds, or free if there is none.
-    UPDATE {table} l SET
-        readers = (
-            SELECT jsonb_object_agg(r.key, r.value) FROM jsonb_each(l.readers - $2::text) r
-            WHERE (r.value ->> 'end')::timestamptz > m.now),
-        expires = (
-            SELECT max((r.value ->> 'end')::timestamptz) FROM jsonb_each(l.readers - $2::text) r
-            WHERE (r.value ->> 'end')::timestamptz > m.now),
-        since = m.now
-    FROM moment m
-    WHERE l.key = m.key AND (l.readers -> $2::text ->> 'end')::timestamptz > m.now
-    RETURNING wanted, readers
+    SELECT l.key, l.waiters, l.ends, rest.readers, rest.expires,
+        rest.readers IS NULL AS frees, rest.readers IS NULL AS wakes, 0::bigint AS quits
+    FROM found l, rest WHERE (l.readers -> $2::text ->> 'end')::timestamptz > clock_timestamp()
+), {pass}, freed AS (
+    UPDATE {table} l SET readers = k.readers, expires = k.expires, since = p.now, {passes}
+    FROM passed p, locked k WHERE l.key = p.key
+    RETURNING p.wakes
 )
-SELECT set_config('synchronous_commit', 'off', true),
-    CASE WHEN readers IS NULL AND wanted > clock_timestamp() THEN pg_notify($3, $4) END IS NULL
-FROM freed
+SELECT set_config('synchronous_commit', 'off', true), {wake $3} FROM freed

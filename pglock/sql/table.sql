@@ -9,9 +9,10 @@ CREATE TABLE IF NOT EXISTS {table} (
     expires      timestamptz,               -- when the last hold ends; NULL if the key is free
     fence        bigint NOT NULL,           -- grows with each hold
     fenced       boolean NOT NULL,          -- whether the last hold asked for its fence
-    wanted       timestamptz,               -- until then a release wakes those who wait
-    writer       text,                      -- token of a caller that waits for the end of shared holds
-    writer_until timestamptz                -- until then no new shared hold is granted
+    waiters      bigint[],                  -- those who wait, in order; negative if for a shared hold
+    ends         timestamptz[],             -- when each waiter is forgotten, unless it asks again
+    heir         bigint,                    -- the waiter that the last release has woken
+    heir_until   timestamptz                -- until then only the heir may take the free key
 ) WITH (
     -- Room for new versions of a row on its page, which then need no change of the index.
     fillfactor = 50,

@@ -1,17 +1,17 @@
--- take takes a key that is free.
--- $1 key, $2 token, $3 owner, $4 term in µs, $5 whether a fence was asked for, $6 lock_timeout
+-- take takes a key that is free, or puts the caller into the line of those who wait for it.
+-- $1 key, $2 token, $3 owner, $4 term in µs, $5 whether a fence was asked for, $6 lock_timeout,
+-- $7 the number of a caller that will wait, or 0; $8 whether the caller hears messages
 -- Returns one row with the fence, or one row about the hold, or no row if another caller has taken
 -- the key since this statement began. The owner is in hexadecimal. The rest of the term is in µs,
--- or NULL if it has no end.
+-- or NULL if it has no end. The last column says whether the caller need not ask again.
 WITH setting AS MATERIALIZED (
     SELECT set_config('lock_timeout', $6, true)
 ), seen AS MATERIALIZED (
-    -- Look first. A refusal then locks no row and writes nothing.
-    SELECT owner, readers, expires,
-        wanted > clock_timestamp() + interval '1500 ms'
-            AND (readers IS NULL OR writer_until > clock_timestamp() + interval '1500 ms'
-                AND writer_until <= clock_timestamp() + interval '3 s') AS marked -- see join
-    FROM {table} WHERE key = $1 AND expires > clock_timestamp()
+    -- Look first. Most refusals then lock no row and write nothing.
+    SELECT l.owner, l.readers, l.expires,
+        -- A caller that hears nothing waits in the line only if its place keeps shared holds out.
+        $7::bigint = 0 OR NOT ($8::boolean OR l.readers IS NOT NULL) OR {settled} AS settled
+    FROM {table} l WHERE l.key = $1 AND (l.expires > clock_timestamp() OR {barred})
 ), taken AS (
     INSERT INTO {table} AS l (key, token, owner, since, expires, fence, fenced)
     SELECT $1, $2, $3, clock_timestamp(), clock_timestamp() + $4::bigint * interval '1 us',
@@ -28,17 +28,27 @@ WITH setting AS MATERIALIZED (
         -- The row is locked, so l.fence is the fence of the last hold, whichever that is.
         fence = greatest(l.fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
         fenced = excluded.fenced,
-        writer = NULL, writer_until = NULL
+        heir = NULL, heir_until = NULL,
+        {leaves}
     -- This condition decides. Unlike seen, it sees the last version of the row.
-    WHERE l.expires IS NULL OR l.expires <= clock_timestamp()
+    WHERE (l.expires IS NULL OR l.expires <= clock_timestamp()) AND NOT {barred}
     RETURNING fence
+), waits AS (
+    -- If the key has become free since this statement began, no release wakes the caller. Then
+    -- this writes nothing, and the caller attempts again.
+    UPDATE {table} l SET {enters} FROM setting, seen
+    WHERE l.key = $1 AND NOT seen.settled AND (l.expires > clock_timestamp() OR {barred})
+    RETURNING 1
 )
-SELECT fence, '', false, NULL::bigint, false FROM taken
+-- A place in the line does not wait for the disk: if a crash loses it, the caller asks in a second.
+-- A grant does, because another caller could get the key after a crash.
+SELECT fence, '', false, NULL::bigint, true, NULL::text FROM taken
 UNION ALL
 SELECT NULL, CASE WHEN readers IS NULL THEN encode(owner, 'hex') ELSE coalesce((
         SELECT r.value ->> 'owner' FROM jsonb_each(readers) r
         WHERE (r.value ->> 'end')::timestamptz > clock_timestamp() LIMIT 1), '') END,
     readers IS NOT NULL,
     (extract(epoch FROM NULLIF(expires, 'infinity') - clock_timestamp()) * 1000000)::bigint,
-    marked IS TRUE
+    settled OR EXISTS (SELECT FROM waits),
+    CASE WHEN EXISTS (SELECT FROM waits) THEN set_config('synchronous_commit', 'off', true) END
 FROM seen

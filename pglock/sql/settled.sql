@@ -1,0 +1,4 @@
+-- settled is true if the waiter $7 keeps its place in the line of l for 1.5 s, or the line is full.
+(cardinality(l.waiters) >= 100 OR EXISTS (
+    SELECT FROM unnest(l.waiters, l.ends) AS w (id, until)
+    WHERE w.id = $7 AND {present} AND w.until > clock_timestamp() + interval '1500 ms')) IS TRUE
