@@ -37,15 +37,10 @@ type waiter struct {
 	asked  time.Time              // when the last attempt began
 	token  string                 // of the last attempt
 	inLine bool                   // the database may have the number
-	heard  bool                   // a message has come since the last attempt began
+	heard  int                    // how many messages have come
 
 	// refusal is the answer to the last attempt, unless a message has come since it began.
 	refusal error
-
-	// lost is a number that the database may have, because the attempt with lostToken had no answer;
-	// or zero.
-	lost      int64
-	lostToken string
 }
 
 // listener knows the waiters of a driver, and has the connection on which the driver receives
@@ -122,22 +117,14 @@ func (l *listener) waiterLocked(p place) *waiter {
 	}
 	w := l.waits[p]
 	if w == nil {
-		w = &waiter{place: p, wakes: map[chan struct{}]bool{}, asked: time.Now()}
+		l.count++
+		w = &waiter{place: p, wakes: map[chan struct{}]bool{}, asked: time.Now(), number: l.client<<32 | l.count&(1<<32-1)}
+		if p.shared {
+			w.number = -w.number
+		}
 		l.waits[p] = w
-		l.renumberLocked(w)
 	}
 	return w
-}
-
-// renumberLocked gives a waiter a number that no statement has had.
-func (l *listener) renumberLocked(w *waiter) {
-	l.count++
-	w.number = l.client<<32 | l.count&(1<<32-1)
-	if w.shared {
-		w.number = -w.number
-	}
-	w.inLine = false
-	w.refusal = nil
 }
 
 // dropLocked forgets a waiter whose callers have left. The database must forget it as well, because
@@ -145,53 +132,67 @@ func (l *listener) renumberLocked(w *waiter) {
 // statement cannot remove that one.
 func (l *listener) dropLocked(w *waiter) {
 	delete(l.waits, w.place)
-	numbers := []int64{w.lost}
-	if w.inLine {
-		numbers = append(numbers, w.number)
+	if !w.inLine || l.d.closing.Err() != nil {
+		return
 	}
-	for _, number := range numbers {
-		if number == 0 || l.d.closing.Err() != nil {
-			continue
-		}
-		l.d.wg.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
-			defer cancel()
-			_ = l.d.quit(ctx, w.key, number, closeGrace) // if it fails, the place ends after 3 s
-		})
-	}
+	l.d.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+		defer cancel()
+		_ = l.d.quit(ctx, w.key, w.number, closeGrace) // if it fails, the place ends after 3 s
+	})
 }
 
-// attempt is an attempt of a caller that will wait.
+// attempt is an attempt of a caller that waits.
 type attempt struct {
-	*waiter       // nil if the caller will not wait
+	*waiter       // nil if no caller waits
 	number  int64 // the number of the waiter, or zero
-	token   string
-	hears   bool // messages reach this Client
+	heard   int   // how many messages had come before
+	enters  entry // whether a refused attempt enters the line
 }
+
+// entry says when a refused attempt enters the line of its key.
+type entry int
+
+const (
+	never     entry = iota // the caller will not wait, or only poll
+	ifReaders              // the caller polls, but its place keeps new shared holds out
+	ifRefused
+)
 
 // begin begins an attempt.
 //
 // The engine repeats an attempt when it has begun to listen. If this driver has listened already
 // when the last attempt began, a message would have come, so the result is the last answer.
 func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
-	if !c.WillRetry {
-		return attempt{}, nil
-	}
+	p := place{c.Key, c.Shared}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w := l.waiterLocked(place{c.Key, c.Shared})
+	if !c.WillRetry && l.waits[p] == nil {
+		return attempt{}, nil
+	}
+	w := l.waiterLocked(p)
 	listened := !l.since.IsZero() && l.since.Before(w.asked)
-	if listened && w.refusal != nil && time.Since(w.asked) < freshFor {
+	if c.WillRetry && listened && w.refusal != nil && time.Since(w.asked) < freshFor {
 		refusal = w.refusal
 		w.refusal = nil
 		return attempt{}, refusal
 	}
+
 	w.asking++
 	w.asked = time.Now()
-	w.token = c.Token
-	w.heard = false
 	w.refusal = nil
-	return attempt{w, w.number, c.Token, !l.deaf && !l.d.bouncer.Load()}, nil
+	a = attempt{waiter: w, number: w.number, heard: w.heard}
+	if c.WillRetry {
+		w.token = c.Token
+	}
+	switch {
+	case !c.WillRetry: // the last attempt of a caller that may be the heir
+	case !l.deaf && !l.d.bouncer.Load():
+		a.enters = ifRefused
+	case !c.Shared:
+		a.enters = ifReaders
+	}
+	return a, nil
 }
 
 // end records the outcome of an attempt.
@@ -203,18 +204,10 @@ func (l *listener) end(a attempt, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w.asking--
-	held := errors.Is(err, backend.ErrHeld)
 	switch {
-	case err != nil && !held || w.number != a.number:
-		// The attempt may arrive late, so nobody waits under its number any more.
-		w.lost = a.number
-		w.lostToken = a.token
-		if w.number == a.number {
-			l.renumberLocked(w)
-		}
-	case held:
-		w.inLine = true
-		if !w.heard {
+	case err != nil:
+		w.inLine = w.inLine || a.enters != never
+		if errors.Is(err, backend.ErrHeld) && w.heard == a.heard {
 			w.refusal = err
 		}
 	case w.asking > 0 || len(w.wakes) > 1:
@@ -227,28 +220,22 @@ func (l *listener) end(a attempt, err error) {
 	}
 }
 
-// leaves forgets the waiter whose last attempt had a token. It returns the number of the waiter if
-// the database may know it.
+// leaves forgets a waiter that no caller listens for any more, and whose last attempt had a token. It
+// returns the number of the waiter if the database may have it.
 func (l *listener) leaves(p place, token string) (number int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.waits[p]
-	switch {
-	case w == nil:
-	case w.lost != 0 && w.lostToken == token:
-		number = w.lost
-		w.lost = 0
-	case w.inLine && w.asking == 0 && w.token == token:
-		number = w.number
-		l.renumberLocked(w)
-		w.wakeLocked()
+	if w == nil || w.token != token || w.asking > 0 || len(w.wakes) > 0 || !w.inLine {
+		return 0
 	}
-	return number
+	delete(l.waits, p)
+	return w.number
 }
 
 // wakeLocked wakes the callers of a waiter.
 func (w *waiter) wakeLocked() {
-	w.heard = true
+	w.heard++
 	w.refusal = nil
 	for wake := range w.wakes {
 		select {

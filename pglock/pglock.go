@@ -372,6 +372,10 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, a attempt, most 
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // leave time to call the method blocked
 	}
+	keep := keepsPlace
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < min(keep, c.Timeout/4) {
+		keep = max(time.Until(end), 0) // the caller's wait ends then, because an attempt may take longer
+	}
 	var (
 		fence, left *int64
 		owner       string
@@ -379,7 +383,7 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, a attempt, most 
 		none        *string
 	)
 	scan := func(_ int, rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &settled, &none) }
-	args := []any{[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most), a.number, a.hears}
+	args := []any{[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most), a.number, a.enters, lockWait(maxRenewBlocked), micros(keep)}
 	if c.Shared {
 		err = d.query(ctx, d.sql.join, scan, append(args, d.channel)...)
 	} else {

@@ -5,5 +5,5 @@
         SELECT w.id, w.until, w.n FROM unnest(l.waiters, l.ends) WITH ORDINALITY AS w (id, until, n)
         WHERE w.id <> $7 AND {present}
         UNION ALL
-        SELECT $7, clock_timestamp() + interval '3 s', coalesce(array_position(l.waiters, $7), 2147483647)
+        SELECT $7, clock_timestamp() + $10::bigint * interval '1 us', coalesce(array_position(l.waiters, $7), 2147483647)
     ) w)

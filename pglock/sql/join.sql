@@ -1,13 +1,13 @@
 -- join takes a key that is free, or that has shared holds only, for a shared hold.
--- $1 to $8 as in take
+-- $1 to $10 as in take, $11 channel
 -- Returns what take returns. While a caller waits that wants the key alone, those who come later
--- are refused.
-WITH setting AS MATERIALIZED (
-    SELECT set_config('lock_timeout', $6, true)
-), seen AS MATERIALIZED (
-    SELECT l.owner, l.readers, l.expires, $7::bigint = 0 OR NOT $8::boolean OR {settled} AS settled
+-- are refused. An heir that wants a shared hold keeps nobody out.
+WITH seen AS MATERIALIZED (
+    SELECT l.owner, l.readers, l.expires, $8::int < 2 OR {settled} AS settled
     FROM {table} l WHERE l.key = $1
-        AND (l.readers IS NULL AND l.expires > clock_timestamp() OR {barred} OR {ahead})
+        AND (l.readers IS NULL AND l.expires > clock_timestamp() OR {barred} AND l.heir > 0 OR {ahead})
+), setting AS MATERIALIZED (
+    SELECT set_config('lock_timeout', CASE WHEN EXISTS (SELECT FROM seen) THEN $9 ELSE $6 END, true)
 ), taken AS (
     INSERT INTO {table} AS l (key, readers, since, expires, fence, fenced)
     SELECT $1, jsonb_build_object($2::text, jsonb_build_object('owner', encode($3::bytea, 'hex'),
@@ -29,20 +29,22 @@ WITH setting AS MATERIALIZED (
             CASE WHEN l.readers IS NOT NULL THEN l.expires END),
         fence = greatest(l.fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
         fenced = excluded.fenced,
-        heir = NULL, heir_until = NULL,
+        -- The other callers that wait at the same place come now.
+        heir = CASE WHEN l.heir < 0 AND l.heir_until > clock_timestamp() THEN l.heir ELSE NULLIF($7, 0) END,
+        heir_until = CASE WHEN l.heir < 0 AND l.heir_until > clock_timestamp() THEN l.heir_until ELSE clock_timestamp() + interval '100 ms' END,
         {leaves}
     WHERE (l.expires IS NULL OR l.expires <= clock_timestamp() OR l.readers IS NOT NULL)
-        AND NOT {barred} AND NOT {ahead}
+        AND NOT ({barred} AND l.heir > 0) AND NOT {ahead}
     RETURNING fence, waiters[1] AS next
 ), waits AS (
     UPDATE {table} l SET {enters} FROM setting, seen
     WHERE l.key = $1 AND NOT seen.settled
-        AND (l.readers IS NULL AND l.expires > clock_timestamp() OR {barred} OR {ahead})
+        AND (l.readers IS NULL AND l.expires > clock_timestamp() OR {barred} AND l.heir > 0 OR {ahead})
     RETURNING 1
 )
 -- If the next waiter wants a shared hold as well, it can join now. It then wakes the next one.
 SELECT fence, '', false, NULL::bigint, true,
-    CASE WHEN next < 0 THEN pg_notify($9::text || '_' || (-next >> 32), next::text)::text END
+    CASE WHEN next < 0 THEN pg_notify($11::text || '_' || (-next >> 32), next::text)::text END
 FROM taken
 UNION ALL
 SELECT NULL, CASE WHEN readers IS NULL THEN encode(owner, 'hex') ELSE '' END, readers IS NOT NULL,

@@ -11,6 +11,7 @@ moment AS MATERIALIZED (
     SELECT m.key, m.now,
         max(w.id) FILTER (WHERE m.wakes AND w.turn = 1) AS wakes,
         max(w.id) FILTER (WHERE m.frees AND w.turn = 1) AS heir,
+        max(w.until) FILTER (WHERE m.frees AND w.turn = 1) AS heir_end,
         -- An heir leaves the line. If it has died, only its second is lost.
         array_agg(w.id ORDER BY w.turn) FILTER (WHERE w.turn > 1 OR NOT m.frees) AS waiters,
         array_agg(w.until ORDER BY w.turn) FILTER (WHERE w.turn > 1 OR NOT m.frees) AS ends

@@ -1,17 +1,19 @@
 -- take takes a key that is free, or puts the caller into the line of those who wait for it.
--- $1 key, $2 token, $3 owner, $4 term in µs, $5 whether a fence was asked for, $6 lock_timeout,
--- $7 the number of a caller that will wait, or 0; $8 whether the caller hears messages
+-- $1 key, $2 token, $3 owner, $4 term in µs, $5 whether a fence was asked for, $6 lock_timeout for a
+-- grant, $7 the number of a waiter, or 0; $8 when to enter the line: 0 never, 2 if refused, 1 only if
+-- refused by shared holds; $9 lock_timeout for the line,
+-- $10 how long a place in the line is kept, in µs
 -- Returns one row with the fence, or one row about the hold, or no row if another caller has taken
 -- the key since this statement began. The owner is in hexadecimal. The rest of the term is in µs,
 -- or NULL if it has no end. The last column says whether the caller need not ask again.
-WITH setting AS MATERIALIZED (
-    SELECT set_config('lock_timeout', $6, true)
-), seen AS MATERIALIZED (
+WITH seen AS MATERIALIZED (
     -- Look first. Most refusals then lock no row and write nothing.
     SELECT l.owner, l.readers, l.expires,
-        -- A caller that hears nothing waits in the line only if its place keeps shared holds out.
-        $7::bigint = 0 OR NOT ($8::boolean OR l.readers IS NOT NULL) OR {settled} AS settled
+        $8::int = 0 OR $8 = 1 AND l.readers IS NULL OR {settled} AS settled
     FROM {table} l WHERE l.key = $1 AND (l.expires > clock_timestamp() OR {barred})
+), setting AS MATERIALIZED (
+    -- Only one who takes the key waits for transactions that guard a write.
+    SELECT set_config('lock_timeout', CASE WHEN EXISTS (SELECT FROM seen) THEN $9 ELSE $6 END, true)
 ), taken AS (
     INSERT INTO {table} AS l (key, token, owner, since, expires, fence, fenced)
     SELECT $1, $2, $3, clock_timestamp(), clock_timestamp() + $4::bigint * interval '1 us',
