@@ -278,46 +278,29 @@ func Example_fence() {
 	}
 }
 
-// Releases leave a connection to renewals. A Client whose many callers wait for their releases
-// would otherwise lose its other leases.
-func TestReleasesLeaveAConnectionToRenewals(t *testing.T) {
+// A program's own work takes all connections of the pool that it has passed. Renewals have their own.
+func TestRenewalsBesideABusyPool(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Where(), "")
-	held := func(key string) backend.Claim {
-		c := backend.Claim{Key: key, Token: key, TTL: time.Hour, Timeout: time.Hour}
-		await.Value(d.Acquire(ctx, c))
-		return c
-	}
-	mine := held("mine")
-	var others []backend.Claim
-	for i := range 20 {
-		others = append(others, held(fmt.Sprint("other/", i)))
+	pool := newPool(t, pgtest.Shared(t).URL())
+	d := await.Value(pglock.NewDriver(ctx, pool, nil))
+	t.Cleanup(func() { d.Close() })
+	cs := []backend.Claim{{Key: "alone", Token: "one"}, {Key: "read", Token: "two", Shared: true}}
+	for i := range cs {
+		cs[i].TTL, cs[i].Timeout = time.Hour, time.Hour
+		await.Value(d.Acquire(ctx, cs[i]))
 	}
 
-	// The rows of the others are locked, so their releases wait.
-	tx := begin(t, s, "SELECT FROM hasp_locks WHERE key <> 'mine' FOR UPDATE")
-	released := make(chan error, len(others))
-	for _, c := range others {
-		go func() { released <- d.Release(ctx, c) }()
+	for range pool.Config().MaxConns {
+		defer await.Value(pool.Acquire(ctx)).Release()
 	}
-	until(t, "releases that wait for rows", func() bool {
-		rows := await.Value(s.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"))
-		return len(rows) >= 9 // of ten connections
-	})
-
-	within, cancel := context.WithTimeout(ctx, 20*time.Second)
+	within, cancel := context.WithTimeout(ctx, await.Patience)
 	defer cancel()
-	d.Renew(within, []backend.Claim{mine}, func(_ int, _ backend.Grant, err error) {
+	d.Renew(within, cs, func(i int, _ backend.Grant, err error) {
 		if err != nil {
-			t.Errorf("a renewal while releases wait: %v", err)
+			t.Errorf("renewal of %s: %v", cs[i].Key, err)
 		}
 	})
-	must(t, tx.Rollback(ctx))
-	for range others {
-		must(t, <-released)
-	}
 }
 
 // A reader joins another reader although a third one changes the row for longer than an

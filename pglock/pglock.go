@@ -5,8 +5,9 @@
 // A key has one holder at a time, as long as the server keeps what it has confirmed, and the
 // server's clock does not step by more than backend.Drift allows. Locks and renewals are on the
 // server's disk before they are confirmed, so holds survive a restart or a crash. A failover to a
-// replica that lags may lose the newest locks: see docs/pglock.md. Fences grow even over a
-// failover, if the clocks of both servers agree. Waiters get the key in no particular order.
+// replica that lags may lose the newest locks, and two primaries may both grant a key as long as both
+// run: see docs/pglock.md. Fences grow even over a failover, if the clocks of both servers agree.
+// Waiters get the key roughly in order.
 //
 // A fence can be checked in the transaction of the write that it guards:
 //
@@ -19,11 +20,12 @@
 // # Cost
 //
 // It takes one statement to lock a free key, one to find that a key is held, one to renew up to 256
-// leases of a Client, and one to unlock. A release wakes waiters by NOTIFY. Waiters also try once a
-// second, and when the holder's term ends. While callers wait, their Client uses one more
-// connection. Each call for a shared lease rewrites the row of the key, which lists all shared
-// leases of that key. So a key should have tens of shared leases, not thousands. A transaction that
-// stays open for long, as in pg_dump, slows down busy keys of its database: see docs/pglock.md.
+// leases of a Client, and one to unlock. Callers that wait are in a line, in the row of the key. A
+// release wakes the first one by NOTIFY. Waiters also try once a second, and when the holder's term
+// ends. While callers wait, their Client uses one more connection, and renewals use up to two. Each
+// call for a shared lease rewrites the row of the key, which lists all shared leases of that key. So
+// a key should have tens of shared leases, not thousands. A transaction that stays open for long, as
+// in pg_dump, slows down busy keys of its database: see docs/pglock.md.
 //
 // # URL
 //
@@ -128,8 +130,8 @@ var (
 // New returns a Client whose locks are in the database of pool. It calls the database to find the
 // table, and creates the table if there is none. If the database cannot be used, the error says
 // what to do, and contains no password. If pool is nil or a value in o is out of range, the error
-// is hasp.ErrInvalid. Close does not close the pool, which remains the caller's. While callers
-// wait, the Client uses one connection outside the pool, with the pool's settings.
+// is hasp.ErrInvalid. Close does not close the pool, which remains the caller's. Renewals use up to
+// two connections outside the pool, and callers that wait use one, all with the pool's settings.
 func New(ctx context.Context, pool *pgxpool.Pool, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(ctx, pool, o)
