@@ -22,15 +22,15 @@ const (
 	keepsPlace     = 3 * time.Second       // how long a waiter stays in the line of a key unless it asks again
 )
 
-// place is what the callers of a Client wait for at one place in the line of a key.
-type place struct {
+// spot is what the callers of a Client wait for at one place in the line of a key.
+type spot struct {
 	key    string
 	shared bool
 }
 
 // waiter is a place in the line of a key. Shared callers of a Client have one place together.
 type waiter struct {
-	place
+	spot
 	number int64                  // names the waiter in the database; negative if the place is shared
 	wakes  map[chan struct{}]bool // the wake channels of the callers that listen
 	asking int                    // attempts in flight
@@ -52,7 +52,7 @@ type listener struct {
 	client int64 // the number of this Client, which its channel and its waiters contain
 
 	mu      sync.Mutex // guards the fields below
-	waits   map[place]*waiter
+	waits   map[spot]*waiter
 	count   int64     // how many numbers were given to waiters
 	purged  time.Time // when waiters without callers were last removed
 	last    time.Time // when a wait last began or ended
@@ -65,7 +65,7 @@ type listener struct {
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
 func newListener(d *driver) *listener {
-	return &listener{d: d, client: 1 + rand.Int64N(1<<31-1), waits: map[place]*waiter{}}
+	return &listener{d: d, client: 1 + rand.Int64N(1<<31-1), waits: map[spot]*waiter{}}
 }
 
 // channel is where the driver listens. The statements compute the same name from the number of a
@@ -75,10 +75,10 @@ func (l *listener) channel() string { return fmt.Sprint(l.d.channel, "_", l.clie
 // Listen registers a caller to be woken when its turn has come. When listening begins, the driver
 // wakes all callers.
 func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
-	return d.listener.add(place{c.Key, c.Shared})
+	return d.listener.add(spot{c.Key, c.Shared})
 }
 
-func (l *listener) add(p place) (<-chan struct{}, func(), error) {
+func (l *listener) add(p spot) (<-chan struct{}, func(), error) {
 	wake := make(chan struct{}, 1)
 
 	l.mu.Lock()
@@ -106,7 +106,7 @@ func (l *listener) add(p place) (<-chan struct{}, func(), error) {
 }
 
 // waiterLocked returns the waiter of a place, which it adds if there is none.
-func (l *listener) waiterLocked(p place) *waiter {
+func (l *listener) waiterLocked(p spot) *waiter {
 	if time.Since(l.purged) > keepsPlace {
 		l.purged = time.Now()
 		for p, w := range l.waits {
@@ -118,7 +118,7 @@ func (l *listener) waiterLocked(p place) *waiter {
 	w := l.waits[p]
 	if w == nil {
 		l.count++
-		w = &waiter{place: p, wakes: map[chan struct{}]bool{}, asked: time.Now(), number: l.client<<32 | l.count&(1<<32-1)}
+		w = &waiter{spot: p, wakes: map[chan struct{}]bool{}, asked: time.Now(), number: l.client<<32 | l.count&(1<<32-1)}
 		if p.shared {
 			w.number = -w.number
 		}
@@ -131,7 +131,7 @@ func (l *listener) waiterLocked(p place) *waiter {
 // the waiter may keep others from the key. A later waiter of the place has another number, so the
 // statement cannot remove that one.
 func (l *listener) dropLocked(w *waiter) {
-	delete(l.waits, w.place)
+	delete(l.waits, w.spot)
 	if !w.inLine || l.d.closing.Err() != nil {
 		return
 	}
@@ -164,7 +164,7 @@ const (
 // The engine repeats an attempt when it has begun to listen. If this driver has listened already
 // when the last attempt began, a message would have come, so the result is the last answer.
 func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
-	p := place{c.Key, c.Shared}
+	p := spot{c.Key, c.Shared}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !c.WillRetry && l.waits[p] == nil {
@@ -215,14 +215,14 @@ func (l *listener) end(a attempt, err error) {
 	default:
 		w.inLine = false
 		if len(w.wakes) == 0 {
-			delete(l.waits, w.place)
+			delete(l.waits, w.spot)
 		}
 	}
 }
 
 // leaves forgets a waiter that no caller listens for any more, and whose last attempt had a token. It
 // returns the number of the waiter if the database may have it.
-func (l *listener) leaves(p place, token string) (number int64) {
+func (l *listener) leaves(p spot, token string) (number int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.waits[p]
