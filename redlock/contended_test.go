@@ -5,24 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/internal/strategytest"
 )
 
-// crowd is clients, each with a driver of its own, that contend for one key.
+// crowd is drivers that contend for the key k.
 type crowd struct {
+	trial
 	t       *testing.T
-	vs      redistest.VirtualServers
 	drivers []*driver
-	number  atomic.Int64 // of tokens
 }
 
 // trip is how long a node's answer takes.
@@ -30,21 +26,17 @@ const trip = 200 * time.Microsecond
 
 func newCrowd(t *testing.T, nodes, clients int) *crowd {
 	await.Crowd(t)
-	c := &crowd{t: t, vs: redistest.VirtualNodes(t, nodes)}
-	for range clients {
+	c := &crowd{t: t}
+	c.vs = redistest.VirtualNodes(t, nodes)
+	for i := range clients {
 		d := drives(t, c.vs.Clients(), nil)
 		c.drivers = append(c.drivers, d)
-		take(t, d, claim(fmt.Sprint("its-own", len(c.drivers))))
+		c.acquire(t, d, aClaim(fmt.Sprint("its-own", i)))
 	}
 	for _, v := range c.vs {
 		v.Proxy.Delay(trip)
 	}
 	return c
-}
-
-// claim returns a claim for the key, with a new token.
-func (c *crowd) claim() backend.Claim {
-	return backend.Claim{Key: "k", Token: fmt.Sprintf("token-%016d", c.number.Add(1)), Owner: "me", TTL: 30 * time.Second, Timeout: time.Second}
 }
 
 // waits makes one client wait, runs after, and returns how long after that the client got the key.
@@ -54,7 +46,7 @@ func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 		before(c)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		w := startWait(ctx, c.drivers[0], c.claim())
+		w := startWait(ctx, c.drivers[0], aClaim("k"))
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		select {
@@ -63,11 +55,7 @@ func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 		default:
 		}
 		after(c)
-		began := time.Now()
-		if <-w.done; w.err != nil {
-			t.Error(w.err)
-		}
-		late = time.Since(began)
+		late = w.took(t)
 	})
 	return late
 }
@@ -75,18 +63,11 @@ func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 // holdBy puts a record on the nodes, each by one of several holders.
 func holdBy(holders ...string) func(c *crowd) {
 	return func(c *crowd) {
-		for i, v := range c.vs {
+		for i := range c.vs {
 			if h := holders[i%len(holders)]; h != "" {
-				v.Mini.Set("k", h)
-				v.Mini.SetTTL("k", time.Hour)
+				c.put(c.t, "k", h, time.Hour, i)
 			}
 		}
-	}
-}
-
-func vanish(c *crowd) {
-	for _, v := range c.vs {
-		v.Mini.Del("k")
 	}
 }
 
@@ -101,7 +82,8 @@ func TestWaitersNoticeAnUnpublishedRelease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for range 4 { // sleeps are random
-				if late := waits(t, before, vanish); late > lookEvery+20*time.Millisecond {
+				late := waits(t, before, func(c *crowd) { c.lose("01234", "k") })
+				if late > lookEvery+20*time.Millisecond {
 					t.Errorf("had after %v", late)
 				}
 			}
@@ -113,32 +95,29 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 	for name, spoil := range map[string]func(c *crowd){
 		"all well":                 func(*crowd) {},
 		"by a Break":               func(*crowd) {},
-		"one node dead":            func(c *crowd) { c.vs[0].Proxy.Down() },
-		"another is dead":          func(c *crowd) { c.vs[4].Proxy.Down() },
-		"two are dead":             func(c *crowd) { c.vs[0].Proxy.Down(); c.vs[3].Proxy.Down() },
-		"one hangs":                func(c *crowd) { c.vs[0].Proxy.Stall() },
-		"one is slow":              func(c *crowd) { c.vs[0].Proxy.Delay(200 * time.Millisecond) },
-		"one has another's record": func(c *crowd) { c.vs[0].Mini.Set("k", "somebody's") },
-		"one has errors":           func(c *crowd) { spoilMark(c.vs[0]) },
+		"one node dead":            func(c *crowd) { c.each("0", down) },
+		"another is dead":          func(c *crowd) { c.each("4", down) },
+		"two are dead":             func(c *crowd) { c.each("03", down) },
+		"one hangs":                func(c *crowd) { c.each("0", hang) },
+		"one is slow":              func(c *crowd) { c.each("0", delay(200*time.Millisecond)) },
+		"one has another's record": func(c *crowd) { c.each("0", elsewhere(c.t, "k")) },
+		"one has errors":           func(c *crowd) { c.each("0", spoilMark) },
 		"one does not vote":        func(c *crowd) { c.vs[0].Restart(false) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var claim backend.Claim
+			claim := aClaim("k")
 			late := waits(t, func(c *crowd) {
-				claim = c.claim()
-				take(c.t, c.drivers[1], claim)
+				c.acquire(c.t, c.drivers[1], claim)
 				time.Sleep(time.Second) // so that the votes after the quorum arrive
 				spoil(c)
 			}, func(c *crowd) {
 				if name == "by a Break" {
-					await.Must(t, c.drivers[1].Break(c.t.Context(), "k"))
+					await.Must(c.t, c.drivers[1].Break(c.t.Context(), "k"))
 				} else {
-					strategytest.Want(t, "release", c.drivers[1].Release(c.t.Context(), claim), nil)
+					c.release(c.t, c.drivers[1], claim)
 				}
-				for _, v := range c.vs {
-					v.Proxy.Flow()
-				}
+				c.each("0", flow)
 			})
 			most := 25 * time.Millisecond
 			if strings.Contains(name, "another's") {
@@ -156,7 +135,7 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 func TestAWaiterPausesAfterItsOwnCleanUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 3, 1)
-		w := &waiting{ct: c.drivers[0].ct, c: c.claim(), wake: make(chan struct{}, 1), queue: noLead}
+		w := &waiting{ct: c.drivers[0].ct, c: aClaim("k"), wake: make(chan struct{}, 1), queue: noLead}
 		w.stand(t.Context(), 0)
 		defer w.stand(t.Context(), noLead)
 		time.Sleep(time.Second)
@@ -166,8 +145,7 @@ func TestAWaiterPausesAfterItsOwnCleanUp(t *testing.T) {
 			default:
 			}
 			began := time.Now()
-			channel := redisstore.DerivedKey("channel", w.c.Key) + ":" + w.ct.id
-			await.Must(t, c.vs[0].Direct().Publish(t.Context(), channel, token).Err())
+			await.Must(t, c.vs[0].Direct().Publish(t.Context(), channelOf("k")+":"+w.ct.id, token).Err())
 			<-w.wake
 			if took := time.Since(began); took < least || took > least+minSleep/2 {
 				t.Errorf("woken by the clean-up of %s after %v, want %v", token, took, least)
@@ -180,64 +158,54 @@ func TestAWaiterPausesAfterItsOwnCleanUp(t *testing.T) {
 func TestARefusedSubscriptionIsNotRepeatedAtEachLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 3, 2)
-		holder := c.claim()
-		take(t, c.drivers[1], holder)
+		holder := aClaim("k")
+		holder.TTL = time.Minute
+		c.acquire(t, c.drivers[1], holder)
 		for _, v := range c.vs {
 			v.Proxy.Answer("subscribe ", "-NOPERM this user has no permissions to access one of the channels\r\n")
 			v.Proxy.Commands()
 		}
-		w := startWait(t.Context(), c.drivers[0], c.claim())
+		w := startWait(t.Context(), c.drivers[0], aClaim("k"))
 		time.Sleep(10 * time.Second)
 		asked := 0
 		for _, v := range c.vs {
-			for _, command := range v.Proxy.Commands() {
-				if strings.HasPrefix(command, "subscribe ") {
-					asked++
-				}
-			}
+			asked += strings.Count("\n"+strings.Join(v.Proxy.Commands(), "\n"), "\nsubscribe ")
 		}
 		if asked < 5 || asked > 12 {
 			t.Errorf("asked %d times in 10 s", asked)
 		}
 
-		strategytest.Want(t, "release", c.drivers[1].Release(t.Context(), holder), nil)
-		began := time.Now()
-		if <-w.done; w.err != nil || time.Since(began) > 2*maxPoll {
-			t.Errorf("had after %v: %v", time.Since(began), w.err)
+		c.release(t, c.drivers[1], holder)
+		if late := w.took(t); late > 2*maxPoll {
+			t.Errorf("had after %v", late)
 		}
 	})
 }
 
 // Waiters get the key of a set with fewer nodes than a safe set needs.
 func TestWaitOnFewNodes(t *testing.T) {
+	o := &Options{AllowUnsafeNodes: true}
 	for n := 1; n <= 2; n++ {
-		try(t, n, &Options{AllowUnsafeNodes: true}, func(t *testing.T, tr trial) {
+		fresh(t, n, o, func(t *testing.T, tr trial) {
 			held := aClaim("k")
 			tr.acquire(t, tr.d, held)
-			w := startWait(t.Context(), tr.direct(t, &Options{AllowUnsafeNodes: true}), aClaim("k"))
+			w := startWait(t.Context(), drives(t, tr.vs.Clients(), o), aClaim("k"))
 			time.Sleep(time.Second)
 			tr.release(t, tr.d, held)
-			<-w.done
-			if w.err != nil {
-				t.Errorf("wait on %d nodes: %v", n, w.err)
-			}
+			w.took(t)
 		})
 	}
 }
 
 // If a majority is away and the lead has a record, Acquire reports an outage and not a refusal.
 func TestAcquireWithoutAMajorityIsAnOutage(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		for _, v := range tr.vs {
-			elsewhere(t, v, "k")
-		}
-		if _, err := tr.d.Acquire(t.Context(), aClaim("k")); !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("got %v, want ErrHeld", err)
-		}
+	try(t, 3, func(t *testing.T, tr trial) {
+		tr.each("012", elsewhere(t, "k"))
+		wants(t, "acquire", ask(t, tr.d, aClaim("k")), backend.ErrHeld)
 		synctest.Wait()
-		tr.each("12", func(v *redistest.VirtualServer) { v.Proxy.Down() })
-		_, err := tr.d.Acquire(t.Context(), aClaim("k")) // which asks the lead first, after that refusal
-		isOutage(t, "acquire", err, "12")
+		tr.each("12", down)
+		// This asks the lead first, after that refusal.
+		isOutage(t, "acquire", ask(t, tr.d, aClaim("k")), "12")
 	})
 }
 
@@ -256,62 +224,58 @@ func startWait(ctx context.Context, d *driver, c backend.Claim) *aWait {
 	return w
 }
 
-// The nodes hang for longer than a third of Timeout until ctx ends the wait. Then the last
-// answer, which was that the key is held, says nothing about the present.
+// took returns how long the wait still took. It fails the test if it got no key.
+func (w *aWait) took(t *testing.T) time.Duration {
+	t.Helper()
+	began := time.Now()
+	<-w.done
+	wants(t, "wait", w.err, nil)
+	return time.Since(began)
+}
+
+// If no quorum answers a look, the Wait ends with an outage since that look. If the nodes hang until
+// ctx ends the Wait, for longer than a third of Timeout, the last answer, which was that the key is
+// held, says nothing about the present.
 func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
-	for _, hung := range []string{"012", "12"} { // the lead may still answer
-		try(t, 3, nil, func(t *testing.T, tr trial) {
-			holder := aClaim("k")
+	const timeout = 9 * time.Second
+	for _, c := range []struct {
+		nodes   string
+		disturb func(v *redistest.VirtualServer)
+		most    time.Duration // how long the Wait may go on
+	}{
+		{nodes: "012", disturb: hang, most: 2*lookEvery + timeout/3}, // all nodes are asked within 2*lookEvery
+		{nodes: "12", disturb: hang, most: 2*lookEvery + timeout/3},  // the lead may still answer
+		{nodes: "012", disturb: down, most: lookEvery},
+	} {
+		try(t, 3, func(t *testing.T, tr trial) {
+			holder, waiter := aClaim("k"), aClaim("k")
 			holder.TTL = time.Minute
 			tr.acquire(t, tr.d, holder)
 			ctx, cancel := context.WithCancel(t.Context())
-			c := aClaim("k")
-			c.Timeout = 9 * time.Second
-			w := startWait(ctx, tr.d, c)
+			defer cancel()
+			waiter.Timeout = timeout
+			w := startWait(ctx, tr.d, waiter)
 			time.Sleep(3 * time.Second)
-			for _, i := range hung {
-				tr.vs[i-'0'].Proxy.Stall()
-			}
-			stalled := time.Now()
-			time.Sleep(2*lookEvery + c.Timeout/3) // all nodes are asked within 2*lookEvery
-			cancel()
+			tr.each(c.nodes, c.disturb)
+			began := time.Now()
+			time.AfterFunc(c.most, cancel)
 			<-w.done
 			var dated *backend.UnavailableError
-			if backend.Definite(w.err) || !errors.As(w.err, &dated) || dated.Since.Before(stalled) {
-				t.Errorf("%s hang: got %v, want an outage since then", hung, w.err)
+			if backend.Definite(w.err) || !errors.As(w.err, &dated) || dated.Since.Before(began) {
+				t.Errorf("%s disturbed: got %v, want an outage since then", c.nodes, w.err)
 			}
-			for _, v := range tr.vs {
-				v.Proxy.Flow()
-			}
+			tr.each("012", flow)
 		})
 	}
 }
 
-// A look that no quorum answers ends a Wait, and the engine counts the outage from that look on.
-func TestAnOutageEndsAWait(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		holder := aClaim("k")
-		holder.TTL = time.Minute
-		tr.acquire(t, tr.d, holder)
-		w := startWait(t.Context(), tr.d, aClaim("k"))
-		time.Sleep(3 * time.Second)
-		down := time.Now()
-		tr.each("012", func(v *redistest.VirtualServer) { v.Proxy.Down() })
-		<-w.done
-		var dated *backend.UnavailableError
-		if !errors.As(w.err, &dated) || dated.Since.Before(down) || time.Since(down) > lookEvery {
-			t.Errorf("after %v: got %v, want an outage since then", time.Since(down), w.err)
-		}
-	})
-}
-
 // A caller must not take its own late votes, which are about to be released, for those of a holder.
 func TestACallerIsNotHeldByItsOwnVotes(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
+	try(t, 3, func(t *testing.T, tr trial) {
 		c := aClaim("k")
-		elsewhere(t, tr.vs[0], "k")
+		tr.each("0", elsewhere(t, "k"))
 		tr.put(t, "k", c.Token+"#"+c.Owner, c.TTL, 1, 2)
-		tr.each("012", func(v *redistest.VirtualServer) { v.Proxy.Delay(10 * time.Millisecond) })
+		tr.each("012", delay(10*time.Millisecond))
 		time.AfterFunc(55*time.Millisecond, func() { tr.lose("12", "k") }) // after the first survey, and before the last attempt
 		tr.acquire(t, tr.d, c)
 	})

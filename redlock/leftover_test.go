@@ -2,7 +2,6 @@ package redlock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
@@ -21,22 +19,14 @@ import (
 // has not expired.
 const keepsTerms = 90 * time.Second
 
-// leftOn returns the records that no client holds any more.
-func leftOn(i int, keys []string) (left []string) {
-	for _, key := range keys {
-		if key != markKey && !strings.Contains(key, "}:fence:") {
-			left = append(left, fmt.Sprintf("%s on node %d", key, i))
-		}
-	}
-	return left
-}
-
-// nothingLeft fails the test if a node has a record.
+// nothingLeft fails the test if a node has a record that no client holds any more.
 func nothingLeft(t *testing.T, what string, vs redistest.VirtualServers) {
 	t.Helper()
 	for i, v := range vs {
-		if left := leftOn(i, v.Mini.Keys()); len(left) > 0 {
-			t.Errorf("%s: %q", what, left)
+		for _, key := range v.Mini.Keys() {
+			if key != markKey && !strings.Contains(key, "}:fence:") {
+				t.Errorf("%s: %s on node %d", what, key, i)
+			}
 		}
 	}
 }
@@ -49,16 +39,12 @@ func TestCloseLeavesNothing(t *testing.T) {
 			strategytest.Unlock(t, strategytest.Lock(t, c))
 		},
 		"refused": func(t *testing.T, c *hasp.Client) {
-			if _, err := c.TryLock(t.Context(), "held"); !errors.Is(err, hasp.ErrHeld) {
-				t.Errorf("got %v, want ErrHeld", err)
-			}
+			wants(t, "refused", strategytest.ErrOf(c.TryLock(t.Context(), "held")), hasp.ErrHeld)
 		},
 		"cancelled": func(t *testing.T, c *hasp.Client) {
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Millisecond)
 			defer cancel()
-			if _, err := c.Lock(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("got %v, want the end of the context", err)
-			}
+			wants(t, "cancelled", strategytest.ErrOf(c.Lock(ctx, "k")), context.DeadlineExceeded)
 		},
 	} {
 		for _, n := range []int{3, 5} {
@@ -66,13 +52,12 @@ func TestCloseLeavesNothing(t *testing.T) {
 				for _, fresh := range []bool{true, false} {
 					t.Run(fmt.Sprintf("%s, %d nodes, %v, fresh %v", name, n, slow, fresh), func(t *testing.T) {
 						t.Parallel()
-						try(t, n, nil, func(t *testing.T, tr trial) {
-							for _, v := range tr.vs[:n/2+1] {
-								elsewhere(t, v, "held")
-							}
+						try(t, n, func(t *testing.T, tr trial) {
+							majority := "01234"[:n/2+1]
+							tr.each(majority, elsewhere(t, "held"))
 							d := tr.d
 							if fresh {
-								d = await.Value(NewDriver(tr.vs.Clients(), nil)).(*driver)
+								d = tr.another(t)
 							}
 							for i, v := range tr.vs {
 								v.Proxy.Delay(time.Duration(i) * slow)
@@ -80,11 +65,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 							c := await.Value(hasp.New(d, nil))
 							end(t, c)
 							c.Close()
-							for i, v := range tr.vs {
-								if left := leftOn(i, v.Mini.Keys()); len(left) > 0 && left[0] != fmt.Sprintf("held on node %d", i) {
-									t.Errorf("after Close: %q", left)
-								}
-							}
+							tr.lose(majority, "held")
+							nothingLeft(t, "after Close", tr.vs)
 						})
 					})
 				}
@@ -96,20 +78,15 @@ func TestCloseLeavesNothing(t *testing.T) {
 // An outage leaves a goroutine for each record that may be on a node, and none for the attempts that
 // follow, because they do not ask the nodes. When the nodes answer again, the records are released.
 func TestAnOutageLeavesFewGoroutines(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		all := func(do func(*faultproxy.Proxy)) {
-			tr.each("012", func(v *redistest.VirtualServer) { do(v.Proxy) })
-		}
-		all((*faultproxy.Proxy).StallReplies)
+	try(t, 3, func(t *testing.T, tr trial) {
+		tr.each("012", func(v *redistest.VirtualServer) { v.Proxy.StallReplies() })
 		attempts := func(n int) {
 			var wg sync.WaitGroup
 			for i := range n {
 				wg.Go(func() {
 					c := aClaim(fmt.Sprint("k", i))
 					c.TTL = keepsTerms
-					if _, err := tr.d.Acquire(t.Context(), c); err == nil {
-						t.Error("a node has answered")
-					}
+					isUnclear(t, "no node answers", ask(t, tr.d, c))
 				})
 			}
 			wg.Wait()
@@ -124,7 +101,7 @@ func TestAnOutageLeavesFewGoroutines(t *testing.T) {
 			}
 		}
 
-		all((*faultproxy.Proxy).Flow)
+		tr.each("012", flow)
 		time.Sleep(5 * time.Second)
 		nothingLeft(t, "when the nodes are back", tr.vs)
 	})
@@ -133,7 +110,7 @@ func TestAnOutageLeavesFewGoroutines(t *testing.T) {
 // The driver forgets holds that expired without a Release, as those of programs that
 // leave a lock to its term.
 func TestExpiredHoldsAreForgotten(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
+	try(t, 3, func(t *testing.T, tr trial) {
 		for range 200 {
 			c := aClaim("k")
 			tr.acquire(t, tr.d, c)

@@ -21,11 +21,10 @@ import (
 // held fails the test unless the key is held, for hasp and for redsync.
 func held(t *testing.T, what string, c *hasp.Client, rs *redsync.Redsync, key string) {
 	t.Helper()
-	if _, err := c.TryLock(t.Context(), key); !errors.Is(err, hasp.ErrHeld) {
-		t.Errorf("%s: hasp: got %v, want ErrHeld", what, err)
-	}
+	_, err := c.TryLock(t.Context(), key)
+	strategytest.Want(t, what+": hasp", err, hasp.ErrHeld)
 	var taken *redsync.ErrTaken
-	if err := rs.NewMutex(key, redsync.WithExpiry(2*time.Minute)).TryLock(); !errors.As(err, &taken) {
+	if err := rs.NewMutex(key).TryLock(); !errors.As(err, &taken) {
 		t.Errorf("%s: redsync: got %v, want ErrTaken", what, err)
 	}
 }
@@ -42,34 +41,24 @@ func TestRedsyncAndHaspExcludeEachOther(t *testing.T) {
 	for _, key := range []string{"orders", "app:{orders}:1", "a}b", "a{b"} {
 		m := rs.NewMutex(key, redsync.WithExpiry(2*time.Minute))
 		for range 2 {
-			if err := m.TryLock(); err != nil {
-				t.Fatalf("redsync cannot take a free key: %v", err)
-			}
+			await.Must(t, m.TryLock())
 			held(t, "redsync holds it", c, rs, key)
 			if s, err := c.Inspect(t.Context(), key); err != nil || !s.Held || s.Owner != "" || s.TTL <= time.Minute || s.TTL > 2*time.Minute {
 				t.Errorf("inspect of what redsync holds: %+v, %v", s, err)
 			}
-			if ok, err := m.Extend(); !ok {
-				t.Errorf("redsync cannot extend its hold: %v", err)
-			}
-			if ok, err := m.Unlock(); !ok {
-				t.Errorf("redsync cannot free its hold: %v", err)
-			}
+			await.Value(m.Extend())
+			await.Value(m.Unlock())
 
-			lease, err := c.TryLock(t.Context(), key, hasp.WithFence())
-			if err != nil {
-				t.Fatalf("hasp cannot take what redsync freed: %v", err)
-			}
+			lease := await.Value(c.TryLock(t.Context(), key, hasp.WithFence()))
 			held(t, "hasp holds it", c, rs, key)
 			// The former hold of redsync is gone.
-			if ok, _ := m.Extend(); ok {
-				t.Error("redsync extends what hasp holds")
-			}
-			if ok, _ := m.Unlock(); ok {
-				t.Error("redsync frees what hasp holds")
+			extended, _ := m.Extend()
+			freed, _ := m.Unlock()
+			if extended || freed {
+				t.Errorf("redsync extends what hasp holds: %v, or frees it: %v", extended, freed)
 			}
 			strategytest.Want(t, "extend", lease.Extend(t.Context(), time.Minute/4), nil)
-			strategytest.Want(t, "unlock", lease.Unlock(t.Context()), nil)
+			strategytest.Unlock(t, lease)
 		}
 	}
 	eventually(t, "nothing is left", func() error {

@@ -1,7 +1,7 @@
 package redlock
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"strings"
 	"syscall"
@@ -12,27 +12,23 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // held runs f with n nodes that all have c's record, and that know the scripts of
 // renewals and repairs.
 func held(t *testing.T, n int, f func(t *testing.T, tr trial, c backend.Claim)) {
 	t.Helper()
-	try(t, n, nil, func(t *testing.T, tr trial) {
-		w := aClaim("w")
+	try(t, n, func(t *testing.T, tr trial) {
+		w, c := aClaim("w"), aClaim("k")
 		tr.acquire(t, tr.d, w)
 		synctest.Wait()
-		tr.vs[0].Mini.Del("w")
-		if err := renewOne(tr.d, w, time.Second); err != nil {
-			t.Fatalf("renew: %v", err)
-		}
+		tr.lose("0", "w")
+		wants(t, "renew", renewOne(tr.d, w), nil)
 		for _, v := range tr.vs {
 			await.Must(t, v.Direct().ScriptLoad(t.Context(), source("repair")).Err())
 		}
 		synctest.Wait()
 		tr.release(t, tr.d, w)
-		c := aClaim("k")
 		tr.acquire(t, tr.d, c)
 		synctest.Wait()
 		f(t, tr, c)
@@ -48,9 +44,7 @@ func (tr trial) lose(which, key string) {
 func (tr trial) renews(t *testing.T, what string, c backend.Claim) {
 	t.Helper()
 	began := time.Now()
-	if err := renewOne(tr.d, c, 3*time.Second); err != nil {
-		t.Errorf("%s: %v", what, err)
-	}
+	wants(t, what, renewOne(tr.d, c), nil)
 	took(t, what, began, 0)
 }
 
@@ -58,9 +52,7 @@ func (tr trial) renews(t *testing.T, what string, c backend.Claim) {
 func (tr trial) lost(t *testing.T, what string, c backend.Claim) {
 	t.Helper()
 	began := time.Now()
-	if err := renewOne(tr.d, c, 3*time.Second); !errors.Is(err, backend.ErrLost) {
-		t.Errorf("%s: got %v, want ErrLost", what, err)
-	}
+	wants(t, what, renewOne(tr.d, c), backend.ErrLost)
 	took(t, what, began, 0)
 }
 
@@ -70,11 +62,7 @@ func TestRenewalNeedsAQuorumThatStillHadIt(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		tr.renews(t, "with three of five", c)
 		tr.want(t, "what was lost is given back", c, "xxxxx")
-		for i, v := range tr.vs {
-			if left := v.Mini.TTL("k"); left < 9800*time.Millisecond || left > 10*time.Second {
-				t.Errorf("node %d has it for %v", i, left)
-			}
-		}
+		tr.left(t, "given back", c, 9800*time.Millisecond, c.TTL)
 
 		// The three that had it first are one now.
 		tr.lose("12", "k")
@@ -92,26 +80,31 @@ func TestRenewalNeedsAQuorumThatStillHadIt(t *testing.T) {
 	})
 }
 
+// repairsLate renews c without node 0, whose repair arrives late.
+func (tr trial) repairsLate(t *testing.T, c backend.Claim, late time.Duration) {
+	t.Helper()
+	tr.lose("0", "k")
+	holdNext(tr.vs[0].Proxy, c.Token+"#"+c.Owner, late)
+	tr.renews(t, "with two of three", c)
+	tr.each("0", happened(t, "repair"))
+}
+
 // A repair ends with the lease by the node's own clock, however late it arrives.
 func TestRepairIsNeverLaterThanTheLease(t *testing.T) {
+	const trusted = 9898 * time.Millisecond
 	for _, skew := range []time.Duration{0, time.Hour, -time.Hour} {
-		for late, want := range map[time.Duration]string{time.Millisecond: "xxx", 9 * time.Second: "xxx", 9890 * time.Millisecond: "xxx", 9900 * time.Millisecond: "-xx", 9990 * time.Millisecond: "-xx"} {
+		for _, late := range []time.Duration{time.Millisecond, 9 * time.Second, 9890 * time.Millisecond, 9900 * time.Millisecond, 9990 * time.Millisecond} {
 			held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-				v := tr.vs[0]
-				v.Skew(skew)
-				tr.lose("0", "k")
-				began := time.Now()
-				holdNext(v.Proxy, c.Token+"#"+c.Owner, late)
-				tr.renews(t, "with two of three", c)
-				synctest.Wait()
-				if v.Proxy.Pending() > 0 {
-					t.Fatal("nothing was given back")
-				}
+				tr.vs[0].Skew(skew)
+				tr.repairsLate(t, c, late)
 				time.Sleep(late)
-				tr.want(t, "late "+late.String(), c, want)
-				if left, end := v.Mini.TTL("k"), 9898*time.Millisecond-time.Since(began); v.Mini.Exists("k") && (left > end || left < end-2*time.Millisecond) {
-					t.Errorf("late %v: given for %v, want %v, what is left of the lease", late, left, end)
+				if late > trusted {
+					tr.want(t, "too late", c, "-xx")
+					return
 				}
+				tr.want(t, "late", c, "xxx")
+				tr.lose("12", "k")
+				tr.left(t, "repaired", c, trusted-late-2*time.Millisecond, trusted-late)
 			})
 		}
 	}
@@ -120,38 +113,24 @@ func TestRepairIsNeverLaterThanTheLease(t *testing.T) {
 // After an unlock no command writes the key: neither a renewal with a late answer, nor a
 // repair in flight.
 func TestNothingIsRepairedAfterUnlock(t *testing.T) {
-	t.Run("late answer", func(t *testing.T) {
+	for _, late := range []time.Duration{0, 300 * time.Millisecond, 1500 * time.Millisecond} {
 		held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-			tr.lose("0", "k")
-			tr.vs[0].Proxy.Delay(500 * time.Millisecond)
+			if late > 0 {
+				tr.repairsLate(t, c, late)
+			} else {
+				tr.lose("0", "k")
+				tr.each("0", delay(500*time.Millisecond))
+				tr.renews(t, "with a late answer", c)
+			}
 			tr.vs[0].Proxy.Commands()
-			tr.renews(t, "with two of three", c)
+			began := time.Now()
 			tr.release(t, tr.d, c)
+			took(t, "release", began, 0)
 			time.Sleep(5 * time.Second)
 			tr.want(t, "afterwards", c, "---")
-			for _, cmd := range tr.vs[0].Proxy.Commands() {
-				if strings.Contains(cmd, c.Token+"#"+c.Owner) {
-					t.Errorf("%q after Unlock", cmd)
-				}
+			if sent := strings.Join(tr.vs[0].Proxy.Commands(), "\n"); strings.Contains(sent, c.Token+"#"+c.Owner) {
+				t.Errorf("after Unlock: %s", sent)
 			}
-		})
-	})
-	for _, late := range []time.Duration{300 * time.Millisecond, 1500 * time.Millisecond} {
-		t.Run("on its way for "+late.String(), func(t *testing.T) {
-			held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-				tr.lose("0", "k")
-				holdNext(tr.vs[0].Proxy, c.Token+"#"+c.Owner, late)
-				tr.renews(t, "with two of three", c)
-				synctest.Wait()
-				if tr.vs[0].Proxy.Pending() > 0 {
-					t.Fatal("nothing was given back")
-				}
-				began := time.Now()
-				tr.release(t, tr.d, c)
-				took(t, "release", began, 0)
-				time.Sleep(4 * time.Second)
-				tr.want(t, "afterwards", c, "---")
-			})
 		})
 	}
 }
@@ -164,9 +143,9 @@ func TestAnAbandonedRenewalRepairsNothing(t *testing.T) {
 		for _, v := range tr.vs[1:] {
 			v.Proxy.Delay(950 * time.Millisecond)
 		}
-		if err := renewOne(tr.d, c, 890*time.Millisecond); err == nil || backend.Definite(err) {
-			t.Errorf("renew: got %v, want no answer", err)
-		}
+		ctx, cancel := context.WithTimeout(t.Context(), 890*time.Millisecond)
+		defer cancel()
+		tr.d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { t.Errorf("renew: got %v, want no answer", err) })
 		time.Sleep(2 * time.Second)
 		tr.want(t, "after the lease's end", c, "-xx")
 	})
@@ -175,27 +154,26 @@ func TestAnAbandonedRenewalRepairsNothing(t *testing.T) {
 // A lost hold, or a node that hangs, does not change the results of other holds in the batch.
 func TestRenewalsInBulkHaveTheirOwnResults(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-		all := []backend.Claim{c, aClaim("gone"), aClaim("half"), aClaim("long")}
-		tr.acquire(t, tr.d, all[2])
+		gone, half, long := aClaim("gone"), aClaim("half"), aClaim("long")
+		tr.acquire(t, tr.d, half)
 		synctest.Wait()
 		tr.lose("0", "half")
-		all[3].TTL = 3 * time.Minute
-		tr.vs[2].Proxy.Stall()
-		defer tr.vs[2].Proxy.Flow()
-		got := make([]error, len(all))
-		told := make([]int, len(all))
+		long.TTL = 3 * time.Minute
+		tr.each("2", hang)
+		defer tr.each("2", flow)
+		got := map[int][]error{}
 		began := time.Now()
-		tr.d.Renew(t.Context(), all, func(i int, _ backend.Grant, err error) { got[i] = err; told[i]++ })
+		tr.d.Renew(t.Context(), []backend.Claim{c, gone, half, long}, func(i int, _ backend.Grant, err error) { got[i] = append(got[i], err) })
 		took(t, "the batch", began, time.Second) // one of two that answer does not have one of them
-		for i, n := range told {
-			if n != 1 {
-				t.Errorf("claim %d was told %d times", i, n)
+		for i, want := range []error{nil, backend.ErrLost, nil, backend.ErrInvalid} {
+			if len(got[i]) != 1 {
+				t.Fatalf("claim %d has the results %v", i, got[i])
+			}
+			if i != 2 {
+				wants(t, fmt.Sprint("claim ", i), got[i][0], want)
 			}
 		}
-		if got[0] != nil || !errors.Is(got[1], backend.ErrLost) || !errors.Is(got[3], backend.ErrInvalid) {
-			t.Errorf("got %v", got)
-		}
-		isOutage(t, "one has it, one does not, one hangs", got[2], "2")
+		isOutage(t, "one has it, one does not, one hangs", got[2][0], "2")
 	})
 }
 
@@ -209,33 +187,34 @@ func (tr trial) use(t *testing.T, what, on string) {
 	synctest.Wait()
 }
 
+// leavesAlone uses the key for a second, and fails the test unless node 1, which lacks the record,
+// is asked for about one connection in probeEvery.
+func (tr trial) leavesAlone(t *testing.T, on string) {
+	t.Helper()
+	before := tr.vs[1].Dials.Load()
+	for range 1000 {
+		tr.use(t, "without a node", on)
+		time.Sleep(time.Millisecond)
+	}
+	if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 { // go-redis may make two for a call
+		t.Errorf("asked for %d connections in 1 s, want one in %v", n, probeEvery)
+	}
+}
+
 // While the others suffice, a node that refuses connections is asked once in
 // probeEvery, and costs nothing otherwise.
 func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
-	try(t, 5, nil, func(t *testing.T, tr trial) {
+	try(t, 5, func(t *testing.T, tr trial) {
 		tr.each("13", (*redistest.VirtualServer).Kill)
 		tr.use(t, "its connections are found dead", "x-x-x")
 		tr.use(t, "it refuses new ones", "x-x-x")
-		before := tr.vs[1].Dials.Load()
-		for range 1000 {
-			tr.use(t, "without two of five", "x-x-x")
-			time.Sleep(time.Millisecond)
-		}
-		synctest.Wait()
-		if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 { // go-redis may make two for a call
-			t.Errorf("asked for %d connections in 1 s, want one in %v", n, probeEvery)
-		}
-
-		_ = tr.d.m.nodes[1].admit() // for which it may be time
-		if err := fmt.Sprint(tr.d.m.nodes[1].admit()); !strings.Contains(err, "node2:") || !strings.Contains(err, syscall.ECONNREFUSED.Error()) {
-			t.Errorf("why it is not asked: %s", err)
-		}
+		tr.leavesAlone(t, "x-x-x")
 
 		// Without a third node there is no quorum.
-		tr.each("4", (*redistest.VirtualServer).Kill)
+		tr.vs[4].Kill()
 		var err error
 		for range 10 { // until it is known that the third one refuses, too
-			_, err = tr.d.Acquire(t.Context(), aClaim("k"))
+			err = ask(t, tr.d, aClaim("k"))
 			isOutage(t, "without three of five", err, "134")
 		}
 		if n := strings.Count(fmt.Sprint(err), syscall.ECONNREFUSED.Error()); n != 3 {
@@ -246,7 +225,7 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 		time.Sleep(probeEvery)
 		for range 2 { // the nodes begin to wait, and then they have waited
 			for range 2 {
-				_, _ = tr.d.Acquire(t.Context(), aClaim("all are"))
+				_ = ask(t, tr.d, aClaim("all are"))
 				synctest.Wait()
 			}
 			time.Sleep(absence)
@@ -258,8 +237,8 @@ func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
 // A node that accepts connections and closes each of them is left alone like one
 // that refuses them, and is used again once it answers.
 func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		tr.vs[1].Proxy.Down()
+	try(t, 3, func(t *testing.T, tr trial) {
+		tr.each("1", down)
 		suspect := func(n *node) bool {
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -268,17 +247,9 @@ func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
 		for !suspect(tr.d.m.nodes[1]) { // a use need not ask all nodes
 			tr.use(t, "without a node", "x-x")
 		}
+		tr.leavesAlone(t, "x-x")
 
-		before := tr.vs[1].Dials.Load()
-		for range 1000 {
-			tr.use(t, "without a node", "x-x")
-			time.Sleep(time.Millisecond)
-		}
-		if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 {
-			t.Errorf("%d connections in 1 s, want one in %v", n, probeEvery)
-		}
-
-		tr.vs[1].Proxy.Up()
+		tr.each("1", up)
 		time.Sleep(probeEvery)
 		tr.use(t, "the node is back", "xxx")
 		tr.use(t, "the node stays", "xxx")
@@ -287,21 +258,17 @@ func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
 
 // A node that hangs and is asked whether it is back does not delay what the other nodes decide.
 func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		tr.vs[0].Proxy.Stall()
+	try(t, 3, func(t *testing.T, tr trial) {
+		tr.each("0", hang)
 		tr.acquire(t, tr.d, aClaim("first"))
 		time.Sleep(time.Second) // it is suspect now
 		synctest.Wait()
-		elsewhere(t, tr.vs[1], "k") // one yes and one no
+		tr.each("1", elsewhere(t, "k")) // one yes and one no
 		time.Sleep(probeEvery)
-		c := aClaim("k")
 		began := time.Now()
-		_, err := tryOnce(t, tr.d, c, 0, noLead)
-		if !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("got %v, want ErrHeld", err)
-		}
+		wants(t, "attempt", tryOnce(t, tr.d, aClaim("k"), 0, noLead), backend.ErrHeld)
 		took(t, "the attempt", began, leadTimeout)
-		tr.vs[0].Proxy.Flow()
+		tr.each("0", flow)
 	})
 }
 
@@ -313,19 +280,17 @@ func TestARenewalIsTriedAgainForLonger(t *testing.T) {
 			v.Proxy.StallRequests()
 			time.AfterFunc(110*time.Millisecond, v.Proxy.Flow)
 		}
-		for i, timeout := range []time.Duration{100 * time.Millisecond, 200 * time.Millisecond} {
-			c.Timeout = timeout
-			if err := renewOne(tr.d, c, timeout); (err == nil) != (i == 1) {
-				t.Errorf("within %v: %v", timeout, err)
-			}
-		}
+		c.Timeout = 100 * time.Millisecond
+		isUnclear(t, "a short try", renewOne(tr.d, c))
+		c.Timeout = 200 * time.Millisecond
+		wants(t, "a longer try", renewOne(tr.d, c), nil)
 	})
 }
 
 // Renewals leave a node alone that hangs, as other calls do.
 func TestRenewalsWaitForFewAnswersOfANodeThatHangs(t *testing.T) {
 	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-		tr.vs[2].Proxy.Stall()
+		tr.each("2", hang)
 		for range 200 {
 			tr.renews(t, "by two of three", c)
 			time.Sleep(10 * time.Millisecond)
@@ -333,28 +298,29 @@ func TestRenewalsWaitForFewAnswersOfANodeThatHangs(t *testing.T) {
 		if n := len(running()); n > int(c.Timeout/probeEvery)+2 {
 			t.Errorf("%d goroutines wait for the node", n)
 		}
-		tr.vs[2].Proxy.Flow()
+		tr.each("2", flow)
 		time.Sleep(c.Timeout)
 		tr.renews(t, "when the node is back", c)
-		synctest.Wait()
-		if left := tr.vs[2].Mini.TTL("k"); left != c.TTL {
-			t.Errorf("the node has the record for %v", left)
-		}
+		tr.left(t, "when the node is back", c, c.TTL, c.TTL)
 	})
+}
+
+// twoOfThree kills node 2, and makes attempts until that is known.
+func (tr trial) twoOfThree(t *testing.T) {
+	t.Helper()
+	tr.vs[2].Kill()
+	for i := range 5 {
+		tr.acquire(t, tr.d, aClaim(fmt.Sprint("two of three", i)))
+		synctest.Wait()
+	}
 }
 
 // If there is no quorum without the lead, an attempt waits for its vote, however slow it is.
 func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
-		tr.vs[2].Kill()
-		for i := range 5 {
-			tr.acquire(t, tr.d, aClaim(fmt.Sprint("two of three", i)))
-			synctest.Wait()
-		}
-		tr.vs[0].Proxy.Delay(5 * leadTimeout)
-		if _, err := tryOnce(t, tr.d, aClaim("k"), 0, 0); err != nil {
-			t.Error(err)
-		}
+	try(t, 3, func(t *testing.T, tr trial) {
+		tr.twoOfThree(t)
+		tr.each("0", delay(5*leadTimeout))
+		wants(t, "attempt", tryOnce(t, tr.d, aClaim("k"), 0, 0), nil)
 	})
 }
 
@@ -362,24 +328,21 @@ func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
 // minority, at once or when their node is back, however long the last renewal prolonged them.
 func TestReleaseAfterALossRemovesWhatIsLeft(t *testing.T) {
 	for _, renewed := range []bool{false, true} {
-		try(t, 5, nil, func(t *testing.T, tr trial) {
-			c := aClaim("k")
-			tr.acquire(t, tr.d, c)
-			synctest.Wait()
+		held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
 			longer := c
 			longer.TTL = time.Minute
 			if renewed {
-				strategytest.Want(t, "renew", renewOne(tr.d, longer, time.Second), nil)
+				tr.renews(t, "all have it", longer)
 				synctest.Wait()
 			}
-			tr.each("234", func(v *redistest.VirtualServer) { v.Mini.Del("k") })
-			strategytest.Want(t, "renew", renewOne(tr.d, longer, time.Second), backend.ErrLost)
+			tr.lose("234", "k")
+			tr.lost(t, "two have it", longer)
 			tr.want(t, "after the loss", c, "xx---")
-			tr.vs[1].Proxy.Down()
-			strategytest.Want(t, "release", tr.d.Release(t.Context(), c), backend.ErrLost)
+			tr.each("1", down)
+			wants(t, "release", tr.d.Release(t.Context(), c), backend.ErrLost)
 			tr.want(t, "released", c, "-x---")
 			time.Sleep(30 * time.Second)
-			tr.vs[1].Proxy.Up()
+			tr.each("1", up)
 			time.Sleep(5 * time.Second)
 			tr.want(t, "when the node is back", c, "-----")
 		})

@@ -2,45 +2,37 @@ package redlock
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // A second attempt has won on nodes 0 and 1, and node 2 has a leftover of the first attempt. A
 // driver that does not know the hold must not count the leftover, which is removed soon. A node
 // that loses its data gets the record and the fence from the next renewal.
 func TestAResumedHoldIsTheRecordOfAQuorum(t *testing.T) {
-	try(t, 3, nil, func(t *testing.T, tr trial) {
+	try(t, 3, func(t *testing.T, tr trial) {
 		c, leftover := aFenced("k"), tr.vs[2].Mini
-		g, err := tryOnce(t, tr.direct(t, nil), c, 1, noLead)
-		await.Must(t, err)
+		wants(t, "the second attempt", tryOnce(t, tr.direct(t), c, 1, noLead), nil)
 		tr.want(t, "the second attempt", c, "xxx")
-		leftover.Del("k")
-		await.Must(t, leftover.Set("k", c.Token+"#"+c.Owner))
-		leftover.SetTTL("k", 5*time.Second)
+		fence, _ := leftover.Get(counter)
+		tr.put(t, "k", c.Token+"#"+c.Owner, 5*time.Second, 2)
 
-		tr.vs[1].Proxy.Down()
-		isOutage(t, "node 1 may have the record", renewOne(tr.d, c, time.Second), "1")
-		tr.vs[1].Proxy.Up()
+		tr.each("1", down)
+		isOutage(t, "node 1 may have the record", renewOne(tr.d, c), "1")
+		tr.each("1", up)
 		time.Sleep(probeEvery)
 		tr.renews(t, "two nodes have the record", c)
 		synctest.Wait()
-		left := leftover.TTL("k")
-		if left > 5*time.Second {
+		if left := leftover.TTL("k"); left > 5*time.Second {
 			t.Errorf("the leftover has a new term: %v", left)
 		}
 
 		leftover.FlushAll()
 		tr.renews(t, "node 2 was emptied", c)
 		synctest.Wait()
-		if all := leftover.Dump(); !strings.Contains(all, c.Token+"~1#"+c.Owner) || !strings.Contains(all, fmt.Sprint(g.Fence)) {
-			t.Errorf("node 2 lacks the record or the fence: %s", all)
-		}
+		leftover.CheckGet(t, "k", c.Token+"~1#"+c.Owner)
+		leftover.CheckGet(t, counter, fence)
 		tr.release(t, tr.d, c)
 	})
 }
@@ -50,14 +42,13 @@ func TestAResumedHoldIsTheRecordOfAQuorum(t *testing.T) {
 // driver has repaired.
 func TestAHoldComesBackToTheDriverThatTookIt(t *testing.T) {
 	for _, pause := range []time.Duration{6 * time.Second, time.Second} {
-		try(t, 3, nil, func(t *testing.T, tr trial) {
-			c, other := aClaim("k"), tr.direct(t, nil)
-			elsewhere(t, tr.vs[0], "k")
+		try(t, 3, func(t *testing.T, tr trial) {
+			c, other := aClaim("k"), tr.direct(t)
+			tr.each("0", elsewhere(t, "k"))
 			tr.acquire(t, tr.d, c)
 			tr.lose("0", "k")
 			time.Sleep(pause)
-			strategytest.Want(t, "the other driver", renewOne(other, c, time.Second), nil)
-			synctest.Wait() // until node 0 is repaired
+			wants(t, "the other driver", renewOne(other, c), nil)
 			tr.want(t, "repaired", c, "xxx")
 			time.Sleep(pause)
 			tr.renews(t, fmt.Sprint("again after ", pause), c)

@@ -84,11 +84,14 @@ func TestScripts(t *testing.T) {
 			reply = err
 		}
 		do(t, "acl setuser default +@all")
-		if got := fmt.Sprint(reply); !regexp.MustCompile("(?s)^" + c.reply + "$").MatchString(got) {
-			wrong = append(wrong, fmt.Sprintf("got %q, want %s", got, c.reply))
+		check := func(what string, got any, want string) {
+			if text := fmt.Sprint(got); !regexp.MustCompile("(?s)^" + want + "$").MatchString(text) {
+				wrong = append(wrong, fmt.Sprintf("%s: got %q, want %s", what, text, want))
+			}
 		}
-		if got := fmt.Sprint(do(t, timed(c.after))); c.after != "" && !regexp.MustCompile("(?s)^"+c.left+"$").MatchString(got) {
-			wrong = append(wrong, fmt.Sprintf("afterwards %s is %q, want %s", c.after, got, c.left))
+		check("the reply", reply, c.reply)
+		if c.after != "" {
+			check("afterwards "+c.after, do(t, timed(c.after)), c.left)
 		}
 		return wrong
 	}
