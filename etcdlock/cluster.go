@@ -67,7 +67,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 		}
 
 		// If etcd has refused the auth token, the client has fetched another token by now.
-		notSent := isUnsent(err)
+		notSent := isUnsent(err) || errors.As(err, new(*noChange))
 		if try == 0 && (notSent || is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)) {
 			continue
 		}
@@ -277,8 +277,12 @@ type member struct {
 	endpoint string
 	client   *clientv3.Client
 	leases   pb.LeaseClient // can choose the numbers of leases, unlike the methods of the field client
-	idle     chan *stream   // the streams that no call uses
-	refusals atomic.Int64   // counts refused watches: see the method watch of queue
+	cluster  *cluster
+	refusals atomic.Int64 // counts refused watches: see the method watch of queue
+	kept     atomic.Int64 // keepOpen was called for the stream after that many refusals
+
+	mu    sync.Mutex // guards pipes
+	pipes [2]*pipe   // nil before the first keep-alive
 }
 
 // connect returns a member. If conf has a user, the member is connected already, because the client
@@ -290,7 +294,21 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &member{endpoint: endpoint, client: client, leases: pb.NewLeaseClient(client.ActiveConnection()), idle: make(chan *stream, maxBeats)}, nil
+	m := &member{endpoint: endpoint, client: client, leases: pb.NewLeaseClient(client.ActiveConnection()), cluster: c}
+	m.kept.Store(-1)
+	return m, nil
+}
+
+// keepOpen keeps the stream of watches open with a watch that reports nothing, because etcd checks
+// the password for each new stream. The stream is the one in use after that many refusals.
+func (m *member) keepOpen(refusals int64) {
+	if m.cluster.conf.Username == "" || m.kept.Swap(refusals) == refusals {
+		return
+	}
+	m.cluster.spawn(func() {
+		for range m.client.Watch(streamFor(m.client.Ctx(), refusals), root+"!") {
+		}
+	})
 }
 
 func (m *member) close() { m.client.Close() }
@@ -303,67 +321,4 @@ func (m *member) probe(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-// maxBeats bounds how many keep-alives of a Client are under way at once, because a server may
-// allow only 100 streams for each connection.
-const maxBeats = 64
-
-// beat is a keep-alive with its answer.
-type beat struct {
-	began time.Duration // when the keep-alive was sent, by the driver's clock; the lease does not end before began + ttl
-	ttl   int64         // the lease's term in seconds; 0 or less if the lease has ended
-	term  uint64        // the raft term that the member knew; each leader has another raft term
-	err   error
-}
-
-// beat sends a keep-alive, which begins the term of a lease anew.
-func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
-	select {
-	case c.beats <- struct{}{}:
-		defer func() { <-c.beats }()
-		_, b.err = call(ctx, c, func(m *member) (any, error) { return nil, m.beat(ctx, c.clock, lease, &b) })
-	case <-ctx.Done():
-		b.err = ctx.Err()
-	}
-	return b
-}
-
-// stream carries one keep-alive at a time, because a member that is not the leader answers the
-// keep-alives of a stream one after another. Streams are reused, because etcd checks the password
-// for each new stream.
-type stream struct {
-	pb.Lease_LeaseKeepAliveClient
-	cancel context.CancelFunc
-}
-
-// beat sends a keep-alive on an idle stream, or on a new stream, and stores the answer in b.
-func (m *member) beat(ctx context.Context, clock *clock, lease int64, b *beat) (err error) {
-	s, within := &stream{}, context.Context(nil)
-	select {
-	case s = <-m.idle:
-	default:
-		within, s.cancel = context.WithCancel(m.client.Ctx())
-	}
-	used := within == nil
-
-	stop := context.AfterFunc(ctx, s.cancel)
-	if !used {
-		s.Lease_LeaseKeepAliveClient, err = m.leases.LeaseKeepAlive(within)
-	}
-	var r *pb.LeaseKeepAliveResponse
-	if err == nil {
-		b.began = clock.now()
-		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: lease}) // if Send fails, Recv returns the reason
-		r, err = s.Recv()
-	}
-	b.ttl, b.term = r.GetTTL(), r.GetHeader().GetRaftTerm()
-	if !stop() || err != nil {
-		if s.cancel(); used && ctx.Err() == nil {
-			return m.beat(ctx, clock, lease, b) // the member may have been restarted since the last use of the stream
-		}
-		return err
-	}
-	m.idle <- s // never blocks, because m.idle has room for maxBeats streams
-	return nil
 }

@@ -198,11 +198,11 @@ func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 	// etcd refuses all further watches on that stream. So use another stream after etcd has refused
 	// or ended a watch.
 	refusals := m.refusals.Load()
-	ctx = metadata.AppendToOutgoingContext(ctx, "hasp-refusals", strconv.FormatInt(refusals, 10))
-	for r := range m.client.Watch(ctx, q.prefix, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {
+	for r := range m.client.Watch(streamFor(ctx, refusals), q.prefix, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {
 		switch {
 		case r.Created:
 			confirmed = true
+			m.keepOpen(refusals)
 			q.see(&view{})
 		case r.Canceled && ctx.Err() == nil:
 			m.refusals.CompareAndSwap(refusals, refusals+1)
@@ -214,6 +214,11 @@ func (q *queue) watch(ctx context.Context, m *member) (confirmed bool) {
 	}
 	q.see(nil)
 	return confirmed
+}
+
+// streamFor returns a context for which the client uses the stream after that many refusals.
+func streamFor(ctx context.Context, refusals int64) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "hasp-refusals", strconv.FormatInt(refusals, 10))
 }
 
 // The method see sets the view, or removes it if v is nil, and wakes all waiters.

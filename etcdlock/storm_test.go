@@ -216,3 +216,30 @@ func TestRefusedWatch(t *testing.T) {
 		t.Errorf("%v requests for a watch that is refused, want 2 to %d", n, most)
 	}
 }
+
+// However many holds and waits there are, etcd checks the password only for a few streams.
+func TestPasswordChecks(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)[0]
+	enableUsers(t, s)
+	a, b := openDriver(t, "joe:hunter2@"+s.Client), openDriver(t, "joe:hunter2@"+s.Client)
+	checks := func() float64 { return metric(t, s, `grpc_server_started_total\{grpc_method="Authenticate".*`) }
+	before := checks()
+	var cs []backend.Claim
+	for i := range 64 {
+		cs = append(cs, take(t, a, fmt.Sprint("key-", i), 5*time.Minute))
+	}
+	for range 3 {
+		for i, err := range renewAll(t.Context(), a, cs) {
+			if err != nil {
+				t.Errorf("renewal of hold %d: %v", i, err)
+			}
+		}
+	}
+	for range 10 {
+		handOver(t, a, b, func(backend.Claim) {})
+	}
+	if n := checks() - before; n < 1 || n > 9 {
+		t.Errorf("%v password checks, want 1 to 9", n) // two streams of keep-alives and one of watches for each driver
+	}
+}
