@@ -22,13 +22,25 @@ import (
 	"github.com/hasplock/hasp/internal/testcert"
 )
 
-// refused opens a URL and checks that the error is one line with the words, and without the
-// password. invalid says whether it must be ErrInvalid.
-func refused(t *testing.T, url string, invalid bool, words ...string) {
+// refused opens a URL, and an etcd:// URL by New as well. It checks that the error is one line with
+// the words, and without the password. invalid says whether it must be ErrInvalid.
+func refused(t *testing.T, at string, invalid bool, words ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := hasp.Open(ctx, "etcdlock+"+url, &hasp.Options{Timeout: 20 * time.Second})
+	c, err := hasp.Open(ctx, "etcdlock+"+at, &hasp.Options{Timeout: 20 * time.Second})
+	isRefusal(t, at, c, err, invalid, words...)
+	if u, e := url.Parse(at); e == nil && u.Scheme == "etcd" {
+		conf := clientv3.Config{Endpoints: []string{u.Host}, Username: u.User.Username()}
+		conf.Password, _ = u.User.Password()
+		c, err := etcdlock.New(conf, nil)
+		isRefusal(t, "New of "+at, c, err, invalid, words...)
+	}
+}
+
+// isRefusal checks the results of Open or New.
+func isRefusal(t *testing.T, url string, c *hasp.Client, err error, invalid bool, words ...string) {
+	t.Helper()
 	if err == nil {
 		c.Close()
 		t.Errorf("%s: opened", url)
@@ -91,7 +103,8 @@ func TestBadURL(t *testing.T) {
 		"etcds://h?cert=/nowhere":           {"cert"},
 		"etcd://joe:hunter2@h?ttl=90000h&x": {"unknown"},
 	} {
-		refused(t, url, true, words...)
+		c, err := hasp.Open(t.Context(), "etcdlock+"+url, nil)
+		isRefusal(t, url, c, err, true, words...)
 	}
 }
 
@@ -101,7 +114,7 @@ func TestNobodyThere(t *testing.T) {
 	down.Close()
 	addr := down.Addr().String()
 	refused(t, "etcd://joe:hunter2@"+addr, false, addr, "connection refused")
-	refused(t, "etcd://no-such-host.invalid", false, "no-such-host.invalid:2379", "lookup")
+	refused(t, "etcd://no-such-host.invalid:2379", false, "no-such-host.invalid:2379", "lookup")
 
 	// This port accepts connections, and says nothing.
 	l := listen(t)

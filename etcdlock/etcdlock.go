@@ -125,21 +125,39 @@ type Options struct {
 // own, each for one endpoint, with the user and the connection settings of conf. If conf has
 // neither a Logger nor a LogConfig, these clients log nothing. If conf has no endpoints, or a value
 // in o is out of range, the error is hasp.ErrInvalid.
+//
+// Like Open, New asks the etcd for its version, and whether the user may read. It waits for answers
+// for up to 13 s.
 func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
+	ctx, cancel := context.WithTimeout(cmp.Or(conf.Context, context.Background()), signInTime+searchTime)
+	defer cancel()
 	o = cmp.Or(o, &Options{})
-	d, err := NewDriver(conf, o)
+	d, err := connect(ctx, conf, o)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("etcdlock: %w", err)
 	}
 	return hasp.New(d, &o.Client)
 }
 
-// NewDriver returns only the driver that New would use. It is for the conformance suite, or for a
-// wrapper that is passed to [hasp.New].
+// NewDriver returns only the driver that New would use, and does not ask the etcd. It is for the
+// conformance suite, or for a wrapper that is passed to [hasp.New].
 func NewDriver(conf clientv3.Config, o *Options) (backend.Driver, error) {
 	d, err := newDriver(conf, o)
 	if err != nil {
 		return nil, fmt.Errorf("etcdlock: %w", err)
+	}
+	return d, nil
+}
+
+// connect returns a driver for an etcd that has answered.
+func connect(ctx context.Context, conf clientv3.Config, o *Options) (*driver, error) {
+	d, err := newDriver(conf, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.probe(ctx); err != nil {
+		d.Close()
+		return nil, err
 	}
 	return d, nil
 }

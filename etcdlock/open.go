@@ -57,15 +57,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if name := c.Params["server_name"]; name != "" {
 		conf.DialOptions = append(conf.DialOptions, grpc.WithAuthority(name)) // the name that gRPC checks
 	}
-	d, err := newDriver(conf, o)
-	if err != nil {
-		return nil, err
-	}
-	if err := d.probe(ctx); err != nil {
-		d.Close()
-		return nil, err
-	}
-	return d, nil
+	return connect(ctx, conf, o)
 }
 
 // probe checks the version of etcd, the user, and whether the user may read. It refuses etcd's
