@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
 )
 
 const (
@@ -61,6 +64,9 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 		silent := c.asked()
 		v, err = f(m)
 		silent.Stop()
+		if err == nil && m.begun.Load() > 1 {
+			err = errReconnected
+		}
 		c.answered(m, err)
 		if err == nil {
 			return v, nil
@@ -143,18 +149,25 @@ func (c *cluster) answered(m *member, err error) {
 	// other callers would fail.
 	leave := isUnavailable(err) && !is(err, rpctypes.ErrTimeout) || isRefused(err)
 
+	if leave {
+		c.lose(m)
+		return
+	}
 	c.mu.Lock()
-	switch {
-	case m != c.current:
-	case leave:
-		c.current = nil
-		c.silentLocked()
-	case isAnswer(err):
+	defer c.mu.Unlock()
+	if m == c.current && isAnswer(err) {
 		c.silent = time.Time{}
 	}
-	c.mu.Unlock()
-	if leave {
-		m.close()
+}
+
+// lose gives up m, and closes it, if it is in use. After the end of c.ctx, close does that.
+func (c *cluster) lose(m *member) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m == c.current && c.ctx.Err() == nil {
+		c.current = nil
+		c.silentLocked()
+		c.wg.Go(m.close)
 	}
 }
 
@@ -188,6 +201,11 @@ func (c *cluster) searchLocked() <-chan struct{} {
 		c.rest, c.silent = 0, time.Time{}
 		if m == old {
 			return // if the connection has failed meanwhile, the driver has given up this member
+		}
+		// If the connection has ended already, lose has not seen m as the member in use.
+		if m.over.Load() {
+			c.wg.Go(m.close)
+			return
 		}
 		if c.current != nil {
 			c.wg.Go(c.current.close) // the calls to this member fail, with unknown outcomes
@@ -254,7 +272,7 @@ func (c *cluster) close() {
 	c.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
 	c.wg.Wait()
 	c.mu.Lock()
-	m := c.current // a call may give up the member even now
+	m := c.current
 	c.mu.Unlock()
 	if m != nil {
 		m.close()
@@ -271,13 +289,19 @@ func (c *cluster) spawn(f func()) {
 }
 
 // member is one connection to one member of the etcd. The driver uses one member at a time. It
-// gives up a member if the connection fails, if the member has no leader, or if the member is
+// gives up a member if the connection ends, if the member has no leader, or if the member is
 // silent while another one answers.
+//
+// The client would connect again by itself. But the address may lead to another etcd by then, as
+// after a restore from a backup. So with the connection, its watches end as well, and each waiter
+// reads its place again.
 type member struct {
 	endpoint string
 	client   *clientv3.Client
 	leases   pb.LeaseClient // can choose the numbers of leases, unlike the methods of the field client
 	cluster  *cluster
+	begun    atomic.Int32 // how many connections the client has made
+	over     atomic.Bool  // the connection has ended, or another one has begun
 	refusals atomic.Int64 // counts refused watches: see the method watch of queue
 	kept     atomic.Int64 // keepOpen was called for the stream after that many refusals
 
@@ -290,14 +314,36 @@ type member struct {
 func (c *cluster) connect(endpoint string) (*member, error) {
 	conf := c.conf
 	conf.Endpoints = []string{endpoint}
+	m := &member{endpoint: endpoint, cluster: c}
+	m.kept.Store(-1)
+	conf.DialOptions = append(slices.Clip(conf.DialOptions), grpc.WithStatsHandler(m))
 	client, err := clientv3.New(conf)
 	if err != nil {
 		return nil, err
 	}
-	m := &member{endpoint: endpoint, client: client, leases: pb.NewLeaseClient(client.ActiveConnection()), cluster: c}
-	m.kept.Store(-1)
+	m.client, m.leases = client, pb.NewLeaseClient(client.ActiveConnection())
 	return m, nil
 }
+
+// HandleConn gives up the member when its connection ends. gRPC may connect again before it reports
+// that end, so the begin of a second connection counts as well. A call on the second connection
+// fails: see call.
+func (m *member) HandleConn(_ context.Context, event stats.ConnStats) {
+	if _, ok := event.(*stats.ConnBegin); ok && m.begun.Add(1) == 1 {
+		return
+	}
+	m.over.Store(true)
+	m.cluster.lose(m)
+}
+
+// TagConn, TagRPC and HandleRPC do nothing. They make m a [stats.Handler].
+func (m *member) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// TagRPC does nothing.
+func (m *member) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// HandleRPC does nothing.
+func (m *member) HandleRPC(context.Context, stats.RPCStats) {}
 
 // keepOpen keeps the stream of watches open with a watch that reports nothing, because etcd checks
 // the password for each new stream. The stream is the one in use after that many refusals.

@@ -25,6 +25,9 @@ var (
 	// errDoubtful says that a keep-alive proves nothing (see beat.outcome).
 	errDoubtful = errors.New("etcd: the leader has changed, or the lease has ended, during the call")
 
+	// errReconnected is the error of a call on a second connection, which may lead to another etcd.
+	errReconnected = status.Error(codes.Unavailable, "the connection has ended during the call")
+
 	errNoAnswer = errors.New("etcd: no answer")
 
 	// errGone says that the lease has ended or the entry has changed. The call changed nothing.

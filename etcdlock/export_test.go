@@ -22,8 +22,9 @@ func (d *driver) Member() string {
 // CutMember closes the connection to the member in use, so that each call on it fails at once.
 func (d *driver) CutMember() {
 	d.cluster.mu.Lock()
-	defer d.cluster.mu.Unlock()
-	d.cluster.current.client.ActiveConnection().Close()
+	m := d.cluster.current
+	d.cluster.mu.Unlock()
+	m.client.ActiveConnection().Close()
 }
 
 // LeaveInSearch begins a search and gives up the member in use when it has answered the search.

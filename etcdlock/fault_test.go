@@ -3,6 +3,7 @@ package etcdlock_test
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/etcdlock"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/faultproxy"
 )
 
 // survives takes a key and lets others wait for it, breaks something, and checks that the
@@ -268,5 +270,51 @@ func TestWaitThatBeginsInAnOutage(t *testing.T) {
 	}
 	if late := outage.Since.Sub(began); late > c.Timeout/2 {
 		t.Errorf("the outage is said to have begun %v after the Wait", late)
+	}
+}
+
+// An address leads to another etcd, with older data, where another caller holds the key. Callers
+// that wait there do not get the key by what they have read from the first etcd. The second round
+// is like a failover of one etcd: the waiters keep their places.
+func TestAddressThatMoves(t *testing.T) {
+	t.Parallel()
+	a, b := startServers(t, 1)[0], startServers(t, 1)[0]
+	for range 500 {
+		await.Value(plainClient(t, a.Client).Put(t.Context(), "filler", ""))
+	}
+	var to atomic.Pointer[server]
+	to.Store(a)
+	p := faultproxy.New(func() (net.Conn, error) { return net.Dial("tcp", to.Load().Client) })
+	t.Cleanup(p.Close)
+	l := listen(t)
+	p.Serve(l)
+	d := openDriver(t, l.Addr().String())
+	holder, other := openDriver(t, a.Client), openDriver(t, b.Client)
+	take(t, holder, "key", 5*time.Minute)
+	held := take(t, other, "key", 5*time.Minute)
+
+	waits := make(chan backend.Claim, 3)
+	for n := range cap(waits) {
+		w := wants(t, d, "key")
+		go func() { waits <- <-w }()
+		queued(t, holder, "key", n+1)
+	}
+	for _, s := range []*server{b, b} {
+		p.Down()
+		to.Store(s)
+		p.Up()
+		queued(t, other, "key", cap(waits))
+		time.Sleep(500 * time.Millisecond)
+		if len(waits) > 0 {
+			t.Fatal("a waiter got a key that another caller holds")
+		}
+	}
+	free(t, other, held)
+	for range cap(waits) {
+		c := <-waits
+		if err := renew(other, c); err != nil {
+			t.Errorf("a waiter does not hold the key that it got: %v", err)
+		}
+		free(t, d, c)
 	}
 }
