@@ -24,7 +24,26 @@ type beat struct {
 	began time.Duration // a time before the keep-alive was sent, by the driver's clock; the lease does not end before began + ttl
 	ttl   int64         // the lease's term in seconds; 0 or less if the lease has ended
 	term  uint64        // the raft term that the member knew; each leader has another raft term
+	m     *member       // the member that answered
 	err   error
+}
+
+// outcome returns nil if the keep-alive has begun the lease's term anew, and records that time. The
+// argument r is the answer to a later read or put of the lease's entry, which has shown the entry.
+//
+// A keep-alive alone proves nothing. A deposed leader may answer it, and so may a leader that is
+// revoking the lease. The later read or put proves that the lease was alive after the keep-alive. If
+// both answers came over the same connection, and are from the same raft term, the leader has begun
+// the lease's term anew.
+func (b beat) outcome(l *lease, r answer) error {
+	switch {
+	case b.err != nil:
+		return b.err
+	case b.ttl <= 0, b.m != r.m, b.term != r.Header.RaftTerm:
+		return errDoubtful
+	}
+	l.beganAt(b.began)
+	return nil
 }
 
 // beat sends a keep-alive, which begins the term of a lease anew.
@@ -188,7 +207,7 @@ func (p *pipe) answer(r *pb.LeaseKeepAliveResponse) {
 	}
 	a := p.asks[0]
 	p.asks = p.asks[1:]
-	a.reply(beat{began: a.began, ttl: r.TTL, term: r.GetHeader().GetRaftTerm()})
+	a.reply(beat{began: a.began, ttl: r.TTL, term: r.GetHeader().GetRaftTerm(), m: p.m})
 }
 
 // fail ends all keep-alives without an answer. A keep-alive may be sent again.

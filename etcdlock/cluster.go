@@ -302,11 +302,10 @@ type member struct {
 	cluster  *cluster
 	begun    atomic.Int32 // how many connections the client has made
 	over     atomic.Bool  // the connection has ended, or another one has begun
-	refusals atomic.Int64 // counts refused watches: see the method watch of queue
-	kept     atomic.Int64 // keepOpen was called for the stream after that many refusals
 
-	mu    sync.Mutex // guards pipes
-	pipes [2]*pipe   // nil before the first keep-alive
+	mu      sync.Mutex // guards the fields below
+	pipes   [2]*pipe   // the streams of keep-alives; nil before the first keep-alive
+	watches *watches   // nil before the first watch
 }
 
 // connect returns a member. If conf has a user, the member is connected already, because the client
@@ -315,7 +314,6 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	conf := c.conf
 	conf.Endpoints = []string{endpoint}
 	m := &member{endpoint: endpoint, cluster: c}
-	m.kept.Store(-1)
 	conf.DialOptions = append(slices.Clip(conf.DialOptions), grpc.WithStatsHandler(m))
 	client, err := clientv3.New(conf)
 	if err != nil {
@@ -344,18 +342,6 @@ func (m *member) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Contex
 
 // HandleRPC does nothing.
 func (m *member) HandleRPC(context.Context, stats.RPCStats) {}
-
-// keepOpen keeps the stream of watches open with a watch that reports nothing, because etcd checks
-// the password for each new stream. The stream is the one in use after that many refusals.
-func (m *member) keepOpen(refusals int64) {
-	if m.cluster.conf.Username == "" || m.kept.Swap(refusals) == refusals {
-		return
-	}
-	m.cluster.spawn(func() {
-		for range m.client.Watch(streamFor(m.client.Ctx(), refusals), root+"!") {
-		}
-	})
-}
 
 func (m *member) close() { m.client.Close() }
 

@@ -61,8 +61,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Read the files in this order: this one, entry.go, hold.go, token.go, lease.go, wait.go, queue.go,
-// cluster.go. docs/etcdlock.md says why the protocol is safe.
+// Read the files in this order: this one, entry.go, hold.go, token.go, lease.go, wait.go, watch.go,
+// cluster.go, stream.go, beat.go. docs/etcdlock.md says why the protocol is safe.
 
 // etcd counts terms in whole seconds. The shortest term is one and a half times its election
 // timeout, rounded up, which is 2 s by default. maxTTL is the longest term that etcd grants.
@@ -97,8 +97,8 @@ type driver struct {
 	open    context.Context    // ends when Close begins
 	shut    context.CancelFunc // ends the context open
 
-	mu     sync.Mutex        // guards the map queues, every queue in it, and the places of waiters
-	queues map[string]*queue // maps each key to the queue that callers wait in
+	mu      sync.Mutex       // guards waiters
+	waiters map[*waiter]bool // the Waits under way
 }
 
 var (
@@ -170,7 +170,7 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	if window < minTTL {
 		return nil, invalid("window %v is below %v", window, minTTL)
 	}
-	d := &driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), queues: map[string]*queue{}}
+	d := &driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), waiters: map[*waiter]bool{}}
 	d.pool = pool{d: d, idle: map[int64][]*lease{}}
 	conf.Context, d.cancel = context.WithCancel(context.Background())
 	d.open, d.shut = context.WithCancel(conf.Context)
@@ -182,7 +182,7 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 // tick prunes the pool and, while callers wait, checks that etcd answers. It ends with the driver.
 func (d *driver) tick() {
 	for d.cluster.ctx.Err() == nil {
-		d.cluster.spawn(d.checkHead)
+		d.wakeOne()
 		d.pool.prune(idleTime)
 		pause(d.cluster.ctx, liveness)
 	}
@@ -194,7 +194,7 @@ func settings(conf clientv3.Config) clientv3.Config {
 		conf.Logger = zap.NewNop()
 	}
 	conf.MaxUnaryRetries = 1                // the driver itself repeats the calls that are safe to repeat
-	conf.MaxCallRecvMsgSize = math.MaxInt32 // an answer about a queue may exceed 4 MiB, the default of gRPC
+	conf.MaxCallRecvMsgSize = math.MaxInt32 // an answer about entries may exceed 4 MiB, the default of gRPC
 	conf.AutoSyncInterval = 0               // each client has one endpoint
 	conf.DialOptions = append([]grpc.DialOption{grpc.WithChainUnaryInterceptor(failFast)}, conf.DialOptions...)
 	if conf.DialTimeout = searchTime; conf.Username != "" {

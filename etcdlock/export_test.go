@@ -2,7 +2,6 @@ package etcdlock
 
 import (
 	"sync/atomic"
-	"testing"
 	"time"
 )
 
@@ -71,28 +70,4 @@ func Suspendable(d *driver) func(time.Duration) {
 	var slept atomic.Int64
 	d.clock.suspended = func() time.Duration { return before() + time.Duration(slept.Load()) }
 	return func(t time.Duration) { slept.Add(int64(t)) }
-}
-
-// Behind returns how many waiters have read their queues.
-func (d *driver) Behind() (n int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, q := range d.queues {
-		for w := range q.waiters {
-			if w.place.mine != 0 {
-				n++
-			}
-		}
-	}
-	return n
-}
-
-// The answer to a read, which is late, does not replace the event of a later deletion.
-func TestLateReadOfADeletion(t *testing.T) {
-	q := &queue{d: &driver{}, view: &view{gone: map[string]int64{}}}
-	q.deleted("name", 7)
-	q.deleted("name", 5)
-	if at := q.view.gone["name"]; at != 7 {
-		t.Errorf("the entry was deleted at 7, and the queue says %d", at)
-	}
 }

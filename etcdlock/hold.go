@@ -98,12 +98,12 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 	if c.Shared {
 		rivals += "x"
 	}
-	r, err := d.txn(ctx, clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix(), // passes if there is no rival
-		[]clientv3.Op{put(string(entry.Key), entry.Value, l.id)}, clientv3.OpGet(queueOf(c.Key), clientv3.WithFirstCreate()...))
+	isFree := clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix()
+	r, err := d.txn(ctx, []clientv3.Cmp{isFree}, []clientv3.Op{put(string(entry.Key), entry.Value, l.id)}, clientv3.OpGet(queueOf(c.Key), clientv3.WithFirstCreate()...))
 	var late error
 	if renewed != nil {
 		if b := <-renewed; err == nil {
-			late = b.outcome(l, r.Header.RaftTerm)
+			late = b.outcome(l, r)
 		}
 	}
 	switch {
@@ -170,7 +170,7 @@ type renewal struct {
 	h        *hold
 	beat     beat
 	attached bool   // the entry is under the lease
-	term     uint64 // the raft term of the answer to the read
+	read     answer // the answer to the read
 	err      error  // the error of the read
 }
 
@@ -209,12 +209,12 @@ func (d *driver) read(ctx context.Context, open []*renewal) {
 			for _, r := range some {
 				reads = append(reads, clientv3.OpGet(string(r.h.entry.Key)))
 			}
-			res, err := call(ctx, d.cluster, func(m *member) (*clientv3.TxnResponse, error) { return m.client.Txn(ctx).Then(reads...).Commit() })
+			res, err := d.txn(ctx, nil, reads)
 			for i, r := range some {
 				if r.err = err; err == nil {
 					kvs := res.Responses[i].GetResponseRange().Kvs
 					r.attached = len(kvs) == 1 && kvs[0].CreateRevision == r.h.entry.CreateRevision && kvs[0].Lease == r.h.lease.id
-					r.term = res.Header.RaftTerm
+					r.read = res
 				}
 			}
 		})
@@ -232,24 +232,7 @@ func (r *renewal) outcome() error {
 	if r.err != nil {
 		return r.err
 	}
-	return r.beat.outcome(r.h.lease, r.term)
-}
-
-// outcome returns nil if the keep-alive has begun the lease's term anew, and records that time. The
-// parameter term is the raft term of the answer to a later read or put of the entry.
-//
-// A keep-alive alone proves nothing. A deposed leader may answer it, and so may a leader that is
-// revoking the lease. The later read or put proves that the lease was alive after the keep-alive.
-// If both answers are from the same raft term, the leader has begun the lease's term anew.
-func (b beat) outcome(l *lease, term uint64) error {
-	switch {
-	case b.err != nil:
-		return b.err
-	case b.ttl <= 0, b.term != term:
-		return errDoubtful
-	}
-	l.beganAt(b.began)
-	return nil
+	return r.beat.outcome(r.h.lease, r.read)
 }
 
 // The method abandon ends the lease of h, because the entry of h is not under that lease any more.

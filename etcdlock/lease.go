@@ -26,6 +26,8 @@ type lease struct {
 	// harmless.
 	doubtful atomic.Bool
 
+	beat atomic.Pointer[beat] // the last answer to a keep-alive of a waiter; nil if there was none
+
 	since time.Time // when the lease was last given back to the pool
 }
 
@@ -56,6 +58,12 @@ func seconds(ttl time.Duration) int64 {
 
 // term returns the term of a lease.
 func (l *lease) term() time.Duration { return time.Duration(l.ttl) * time.Second }
+
+// isRefused reports whether etcd has answered a waiter's keep-alive that the lease has ended.
+func (l *lease) isRefused() bool {
+	b := l.beat.Load()
+	return b != nil && b.ttl <= 0
+}
 
 // age returns how much of l's term may have passed.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }

@@ -184,36 +184,13 @@ func TestMemoryOfWaiters(t *testing.T) {
 			c.Timeout = patience
 			wantsAs(t, d, c)
 		}
-		await.Until(t, "the reads of the waiters", func() bool { return d.Behind() >= n })
+		queued(t, holder, key, n)
 		return (heap() - before) / float64(n)
 	}
 	few, many := each(100), each(600)
 	t.Logf("%.0f bytes for each of 100 waiters, %.0f for each of 600", few, many)
 	if many > 2*few {
 		t.Errorf("%.0f bytes for each of 100 waiters, %.0f for each of 600: want as much, or less than twice that", few, many)
-	}
-}
-
-// TestRefusedWatch takes the user's right away. The driver must not ask for a watch all the time.
-func TestRefusedWatch(t *testing.T) {
-	t.Parallel()
-	s := startServers(t, 1)[0]
-	root := enableUsers(t, s)
-	d := openDriver(t, "joe:hunter2@"+s.Client)
-	await.Value(root.UserRevokeRole(context.Background(), "joe", "locks"))
-
-	const most = 24 // 20 ms, 40 ms, 80 ms and so on up to 1 s make 10 in 5 s, of two messages each
-	asked := func() float64 { return metric(t, s, `grpc_server_msg_received_total\{grpc_method="Watch".*`) }
-	before := asked()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	c := claimFor("refused", time.Minute)
-	c.Timeout = time.Minute
-	if _, err := d.Wait(ctx, c); err == nil {
-		t.Error("a Wait without the right was granted")
-	}
-	if n := asked() - before; n < 2 || n > most {
-		t.Errorf("%v requests for a watch that is refused, want 2 to %d", n, most)
 	}
 }
 

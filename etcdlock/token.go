@@ -148,7 +148,8 @@ func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte,
 // The method change applies the operation op to an entry, and returns the revision of this change.
 // It returns errGone if the entry has changed since it was read.
 func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op) (int64, error) {
-	r, err := d.txn(ctx, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision), []clientv3.Op{op})
+	same := clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision)
+	r, err := d.txn(ctx, []clientv3.Cmp{same}, []clientv3.Op{op})
 	switch {
 	case err != nil:
 		return 0, err
@@ -158,10 +159,18 @@ func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op
 	return r.Header.Revision, nil
 }
 
-// txn sends a transaction: the operations in then if cond is true, or else those in otherwise.
-func (d *driver) txn(ctx context.Context, cond clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (*clientv3.TxnResponse, error) {
-	return call(ctx, d.cluster, func(m *member) (*clientv3.TxnResponse, error) {
-		return m.client.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
+// answer is the answer to a transaction, and the member that it came from.
+type answer struct {
+	*clientv3.TxnResponse
+	m *member
+}
+
+// txn sends a transaction: the operations in then if all conditions are true, or else those in
+// otherwise.
+func (d *driver) txn(ctx context.Context, conds []clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (answer, error) {
+	return call(ctx, d.cluster, func(m *member) (answer, error) {
+		r, err := m.client.Txn(ctx).If(conds...).Then(then...).Else(otherwise...).Commit()
+		return answer{r, m}, err
 	})
 }
 

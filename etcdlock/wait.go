@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -15,21 +16,28 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// waiter is the state of one Wait.
+// waiter is the state of one Wait. Only the goroutine of that Wait uses it, except for the fields
+// beating, due and wake.
 type waiter struct {
 	d *driver
 	c backend.Claim
-	q *queue
 
-	began   time.Time
-	lease   *lease
-	entry   *mvccpb.KeyValue // the entry of the lease
-	beating atomic.Bool      // a keep-alive is under way
-	since   time.Time        // when calls began to fail, or the watch was lost; zero after a success
-	err     error            // the error of these calls
+	began time.Time
+	lease *lease
+	entry *mvccpb.KeyValue // the entry of the lease; its revisions are 0 before etcd has confirmed it
+	since time.Time        // when calls began to fail; zero after a success
+	err   error            // the error of these calls
 
-	place entryState    // guarded by the driver's mu
-	wake  chan struct{} // signals a change of the field place; has room for one signal
+	// What the last read of the queue has shown. A later entry is never ahead, so it suffices to watch
+	// the last entry ahead that excludes the waiter's.
+	ahead *mvccpb.KeyValue // the last entry ahead that excludes this one; nil if that is not known, or if there is none
+	next  bool             // the entry ahead is the only one that excludes this one
+	read  int64            // the revision of the read
+	watch *watch           // the watch for the deletion of the entry ahead; nil while there is none
+
+	beating atomic.Bool   // a keep-alive is under way
+	due     atomic.Bool   // the waiter must read the queue again
+	wake    chan struct{} // signals a change of the watch, of the lease, or of the field due; has room for one signal
 }
 
 // Wait puts an entry into the queue of the key, and returns when the entries ahead that exclude
@@ -45,50 +53,64 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	defer context.AfterFunc(d.open, cancel)()
 
 	w := &waiter{d: d, c: c, began: time.Now(), wake: make(chan struct{}, 1)}
-	w.q = d.join(w)
+	d.join(w)
 	g, err := w.run(ctx)
-	w.q.leave(w)
+	d.leave(w)
+	w.watch.stop()
 	if err != nil && w.lease != nil {
 		d.bury(w.lease) // ends the entry as well
 	}
 	return g, err
 }
 
+func (d *driver) join(w *waiter) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiters[w] = true
+}
+
+func (d *driver) leave(w *waiter) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.waiters, w)
+}
+
+// wakeOne makes a waiter, chosen at random, read its queue again. The waiter notices a deletion
+// whose event was lost. If there is no answer, the read begins a search, because a member that
+// hangs reports no events.
+func (d *driver) wakeOne() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for w := range d.waiters {
+		w.due.Store(true)
+		signal(w.wake)
+		return
+	}
+}
+
 // run returns the grant, or the error that ends the Wait.
-func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
+func (w *waiter) run(ctx context.Context) (backend.Grant, error) {
 	for {
 		if err := w.ended(ctx); err != nil {
-			return g, err
+			return backend.Grant{}, err
 		}
-		began, over := time.Now(), false
-		switch w.q.where(w) {
-		case front:
-			g, over, err = w.grant(ctx)
-		case behind:
-			w.keepAlive()
-			w.sleep(ctx, min(w.lease.term()/8, max(w.c.Timeout/8, 10*time.Millisecond), time.Second), w.wake, nil)
+		w.keepAlive()
+		if w.isBehind() {
+			w.sleep(ctx)
 			continue
-		case lost:
-			w.abandon()
-			fallthrough
-		case unsure:
-			if watched, ready := w.ready(ctx); !ready {
-				if !watched && w.since.IsZero() {
-					w.since = began // a missing watch is an outage as well
-				}
-				continue
-			}
-			began = time.Now()
-			err = w.enter(ctx)
-			<-w.d.turns
 		}
+
+		began := time.Now()
+		g, over, err := w.step(ctx)
 		if over || backend.Definite(err) {
 			return g, err
 		}
-
 		switch {
 		case err == nil:
 			w.since, w.err = time.Time{}, nil
+			if w.watch != nil && w.watch.over.Load() {
+				pause(ctx, minRest) // etcd refuses watches, or the member was given up
+			}
 		case errors.Is(err, errGone):
 			w.abandon()
 		case ctx.Err() == nil: // if ctx has ended, w.ended returns the error, and an earlier failure still counts
@@ -104,13 +126,31 @@ func (w *waiter) run(ctx context.Context) (g backend.Grant, err error) {
 	}
 }
 
+// step makes the next call of the Wait: it puts the entry or reads the queue. If no entry ahead
+// excludes this one, step grants the hold, and over is true if that ends the Wait.
+func (w *waiter) step(ctx context.Context) (g backend.Grant, over bool, err error) {
+	if !w.turn(ctx) {
+		return g, false, nil
+	}
+	ask := w.look
+	if w.lease == nil || w.entry.CreateRevision == 0 {
+		ask = w.enter
+	}
+	isFirst, err := ask(ctx)
+	<-w.d.turns
+	if err != nil || !isFirst {
+		return g, false, err
+	}
+	return w.grant(ctx)
+}
+
 // The method ended returns the error that ends the Wait, or nil.
 func (w *waiter) ended(ctx context.Context) error {
 	if w.d.isClosed() {
 		return errClosed
 	}
 
-	// Look for an outage of this Wait's calls and watch, or else of the driver's calls.
+	// Look for an outage of this Wait's calls, or else of the driver's calls.
 	since, err := w.since, w.err
 	if since.IsZero() {
 		since, err = w.d.cluster.silence()
@@ -131,20 +171,23 @@ func (w *waiter) ended(ctx context.Context) error {
 		return nil
 	case silent >= w.c.Timeout/3 || w.err != nil:
 		return errors.Join(outage, ctx.Err())
+	case w.ahead == nil:
+		return ctx.Err()
 	}
-	if held := w.q.held(w); held != nil {
-		return errors.Join(held, ctx.Err())
+	var holder []*mvccpb.KeyValue // unknown
+	if w.next {
+		holder = append(holder, w.ahead)
 	}
-	return ctx.Err()
+	return errors.Join(refusal(holder), ctx.Err())
 }
 
 // The method abandon gives up an entry that is gone, so that the next attempt takes another lease.
 func (w *waiter) abandon() {
 	if w.lease != nil {
 		w.d.bury(w.lease)
-		w.q.deleted(string(w.entry.Key), ended)
 	}
-	w.lease = nil
+	w.watch.stop()
+	w.lease, w.ahead, w.watch = nil, nil, nil
 }
 
 func pause(ctx context.Context, d time.Duration) {
@@ -153,18 +196,43 @@ func pause(ctx context.Context, d time.Duration) {
 	<-ctx.Done()
 }
 
-// sleep waits for a signal, for a slot in the channel turns, or until the duration d has passed. It
-// reports whether it has taken a slot.
-func (w *waiter) sleep(ctx context.Context, d time.Duration, signal <-chan struct{}, turns chan<- struct{}) bool {
-	ctx, cancel := context.WithTimeout(ctx, d)
+// turn waits for this waiter's turn to make a call. After 100 ms, turn returns false, so that the
+// caller can check whether the Wait must end.
+func (w *waiter) turn(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	select {
-	case turns <- struct{}{}:
+	case w.d.turns <- struct{}{}:
 		return true
-	case <-signal:
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// isBehind reports whether the waiter may sleep, because an entry ahead excludes its own, and a
+// watch will report the deletion.
+func (w *waiter) isBehind() bool {
+	isDue := w.due.Swap(false)
+	if w.ahead == nil || isDue || w.lease.isRefused() {
+		return false
+	}
+	if w.watch.gone.Load() || w.watch.over.Load() {
+		return false
+	}
+	// etcd reports a deletion up to 100 ms late if the revision from which it must report is in the
+	// past. So read again, because the holder may have released the key meanwhile.
+	return !w.next || w.watch.at.Load() <= w.read
+}
+
+// sleep waits for a signal, or until it is time to check whether the Wait must end.
+func (w *waiter) sleep(ctx context.Context) {
+	timer := time.NewTimer(min(w.lease.term()/8, max(w.c.Timeout/8, 10*time.Millisecond), time.Second))
+	defer timer.Stop()
+	select {
+	case <-w.wake:
+	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return false
 }
 
 // bounded returns a context for one call. The context lasts for the claim's Timeout, which counts
@@ -177,90 +245,129 @@ func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithTimeout(ctx, left)
 }
 
-// ready waits for a watch, and then for this waiter's turn to enter the queue. The watch comes
-// first, so that it reports every deletion after the put of the entry. After 100 ms, ready returns
-// even without the watch or the turn, so that the caller can check whether the Wait must end.
-func (w *waiter) ready(ctx context.Context) (watched, ready bool) {
-	w.keepAlive()
-	w.d.mu.Lock()
-	turns, changed := w.d.turns, w.q.changed
-	if watched = w.q.view != nil; !watched {
-		turns = nil
-	}
-	w.d.mu.Unlock()
-	return watched, w.sleep(ctx, 100*time.Millisecond, changed, turns)
-}
-
-// enter puts the waiter's entry into the queue, if it is not there yet, and then reads the queue. It
-// returns errGone if the lease has ended, or the entry was removed.
-func (w *waiter) enter(ctx context.Context) error {
+// enter puts the waiter's entry into the queue, and reads the entries ahead. It returns errGone if the
+// lease has ended, or the entry was removed.
+func (w *waiter) enter(ctx context.Context) (isFirst bool, err error) {
 	within, cancel := w.bounded(ctx)
 	defer cancel()
 	if w.lease == nil {
 		l, err := w.d.pool.take(within, min(seconds(w.c.TTL), w.d.window))
 		if err != nil {
-			return err
+			return false, err
 		}
 		w.lease, w.entry = l, newEntry(w.c, l, time.Time{})
 	}
 
 	name := string(w.entry.Key)
-	known, ok := w.q.begin(w, name)
-	if !ok {
-		return nil // the watch has just ended
-	}
-	reads := []clientv3.Op{clientv3.OpGet(name), clientv3.OpGet(w.q.prefix, clientv3.WithPrefix(), clientv3.WithMinCreateRev(known+1))}
-	then := reads
-	if w.entry.CreateRevision == 0 && !w.lease.doubtful.Load() {
+	then := []clientv3.Op{clientv3.OpGet(name)}
+	if !w.lease.doubtful.Load() {
 		// Put the entry only once under a lease. If another driver has removed the entry, that driver
 		// revokes the lease next (see evict), and would end a new entry as well.
-		then = append([]clientv3.Op{put(name, w.entry.Value, w.lease.id)}, reads...)
+		then = []clientv3.Op{put(name, w.entry.Value, w.lease.id), clientv3.OpGet(name), w.rivals()}
 	}
-	r, err := w.d.txn(within, clientv3.Compare(clientv3.CreateRevision(name), "=", 0), then, reads...)
+	isNew := clientv3.Compare(clientv3.CreateRevision(name), "=", 0)
+	r, err := w.d.txn(within, []clientv3.Cmp{isNew}, then, clientv3.OpGet(name))
 	if err != nil {
-		w.q.end(w, 0, 0, nil)
 		if !unchanged(err) {
 			w.lease.doubtful.Store(true)
 		}
-		return err
+		return false, err
 	}
-	read := r.Responses[len(r.Responses)-2:]
-	if len(read[0].GetResponseRange().Kvs) == 0 {
-		w.q.end(w, 0, 0, nil)
-		return errGone
+	if len(r.Responses) == 3 {
+		kvs := r.Responses[2].GetResponseRange().Kvs
+		w.entry = r.Responses[1].GetResponseRange().Kvs[0]
+		return w.see(r, slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name })), nil
 	}
-	w.entry = read[0].GetResponseRange().Kvs[0]
-	w.q.end(w, w.entry.CreateRevision, r.Header.Revision, read[1].GetResponseRange().Kvs)
-	return nil
+	// An earlier put had an unknown outcome.
+	kvs := r.Responses[0].GetResponseRange().Kvs
+	if len(kvs) == 0 {
+		return false, errGone
+	}
+	w.entry = kvs[0]
+	return w.look(ctx)
+}
+
+// rivals returns the operation that reads the newest entries that exclude a claim like this one. It
+// reads three, of which one may be the waiter's own.
+func (w *waiter) rivals(opts ...clientv3.OpOption) clientv3.Op {
+	prefix := queueOf(w.c.Key)
+	if w.c.Shared {
+		prefix += "x"
+	}
+	opts = append(opts, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(3))
+	return clientv3.OpGet(prefix, opts...)
+}
+
+// look reads the waiter's entry and the entries ahead. It returns errGone if the entry is gone.
+//
+// If no entry ahead excludes the waiter's, and the waiter's entry is there, the key is the
+// waiter's, because entries are created in the order of their revisions. So this read is the last
+// one before the grant. It also proves the last keep-alive before it.
+func (w *waiter) look(ctx context.Context) (isFirst bool, err error) {
+	within, cancel := w.bounded(ctx)
+	defer cancel()
+	b := w.lease.beat.Load()
+	ahead := w.rivals(clientv3.WithMaxCreateRev(w.entry.CreateRevision - 1))
+	r, err := w.d.txn(within, nil, []clientv3.Op{clientv3.OpGet(string(w.entry.Key)), ahead})
+	if err != nil {
+		return false, err
+	}
+	own := r.Responses[0].GetResponseRange().Kvs
+	if len(own) == 0 || own[0].CreateRevision != w.entry.CreateRevision || own[0].Lease != w.lease.id || w.lease.isRefused() {
+		return false, errGone
+	}
+	if b != nil {
+		_ = b.outcome(w.lease, r) // an error says that the term may not have begun anew
+	}
+	w.entry = own[0]
+	return w.see(r, r.Responses[1].GetResponseRange().Kvs), nil
+}
+
+// see records the entries ahead that exclude the waiter's, from the newest to the oldest, and watches
+// the newest one. It reports whether there is none.
+func (w *waiter) see(r answer, rivals []*mvccpb.KeyValue) (isFirst bool) {
+	if len(rivals) == 0 {
+		w.ahead = nil
+		return true
+	}
+	w.ahead, w.next, w.read = rivals[0], len(rivals) == 1, r.Header.Revision
+	name := string(w.ahead.Key)
+	if w.watch == nil || w.watch.m != r.m || w.watch.name != name || w.watch.gone.Load() || w.watch.over.Load() {
+		w.watch.stop()
+		w.watch = r.m.watch(name, w.read+1, w.wake)
+	}
+	return false
 }
 
 // keepAlive begins the lease's term anew, on a goroutine, if a third of the term has passed. Only a
-// proven keep-alive counts: see outcome.
+// proven keep-alive counts: see look.
 func (w *waiter) keepAlive() {
 	l := w.lease
-	if l == nil || w.entry.CreateRevision == 0 || w.d.age(l) < l.term()/3 || w.beating.Swap(true) {
+	if l == nil || w.entry.CreateRevision == 0 || w.beating.Load() {
 		return
 	}
-	r := &renewal{h: w.d.newHold(w.c, w.entry, l)}
+	age := w.d.age(l)
+	if b := l.beat.Load(); b != nil {
+		age = min(age, w.d.clock.now()-b.began)
+	}
+	if age < l.term()/3 {
+		return
+	}
+	w.beating.Store(true)
 	w.d.cluster.spawn(func() {
 		defer w.beating.Store(false)
 		ctx, cancel := context.WithTimeout(w.d.cluster.ctx, l.term()/3)
 		defer cancel()
-		if r.beat = w.d.cluster.beat(ctx, l.id); r.beat.err != nil {
-			return
-		}
-		w.d.read(ctx, []*renewal{r})
-		switch {
-		case r.err == nil && r.attached:
-			_ = r.beat.outcome(l, r.term) // an error says that the term may not have begun anew
-		case r.err == nil:
-			w.q.lose(w, string(r.h.entry.Key))
+		if b := w.d.cluster.beat(ctx, l.id); b.err == nil {
+			l.beat.Store(&b)
+			signal(w.wake)
 		}
 	})
 }
 
-// grant returns the hold of an entry at the front of the queue. If over is false and err is nil,
-// the entry was removed meanwhile, and the Wait goes on. A hold that is not renewed starts with the
+// grant returns the hold of an entry that the last call has found first in the queue. If over is
+// false, the entry was removed meanwhile, or a call has failed, and the Wait goes on. A hold that is
+// not renewed starts with the
 // whole TTL. A hold that is renewed keeps the lease of its place, with at least two thirds of its
 // term left. If that lease is too short, the first renewal moves the hold to another lease.
 func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err error) {
@@ -272,7 +379,7 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 		// Set h.ended, so that both leases end if the outcome is unknown. Then the Wait fails.
 		h.ended = true
 		g, err = w.d.move(within, w.c, h, w.entry)
-		return g, err == nil || !unchanged(err), err // after errGone, the entry was removed, but its event may be late
+		return g, err == nil || !unchanged(err), err
 	}
 
 	enough := term - backend.Drift(term)/2
@@ -284,11 +391,6 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 		if err != nil {
 			return g, false, err
 		}
-	}
-
-	// Check again, because a Break may have removed the entry meanwhile.
-	if w.q.where(w) != front {
-		return g, false, nil
 	}
 	return h.grant(w.c, term), true, nil
 }

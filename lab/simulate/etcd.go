@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	_ "unsafe" // for go:linkname
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
@@ -29,15 +28,6 @@ func openEtcd(t *testing.T, r *rand.Rand) Store {
 	t.Cleanup(s.close)
 	return s
 }
-
-// forever is a channel on which the watcher of etcd's client waits, and which is never closed.
-// While a goroutine of a synctest bubble waits on a channel from outside, the bubble's time does
-// not advance. So init sets forever to nil, because a receive from nil never ends either.
-//
-//go:linkname forever go.etcd.io/etcd/client/v3.valCtxCh
-var forever chan struct{}
-
-func init() { forever = nil }
 
 // members is an etcd in memory, and the links of the Clients to its members.
 type members struct {

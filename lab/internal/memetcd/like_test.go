@@ -172,9 +172,12 @@ func (q *sequence) maybe(n int64) int64 {
 }
 
 func (q *sequence) get() *pb.RangeRequest {
-	r := &pb.RangeRequest{Key: q.key(), Limit: q.maybe(int64(1 + q.r.IntN(3))), MinCreateRevision: q.maybe(q.around())}
+	r := &pb.RangeRequest{Key: q.key(), Limit: q.maybe(int64(1 + q.r.IntN(3))), MaxCreateRevision: q.maybe(q.around())}
 	if r.RangeEnd = q.end(r.Key); q.some() {
 		r.SortTarget, r.SortOrder = pb.RangeRequest_CREATE, pb.RangeRequest_ASCEND
+		if q.some() {
+			r.SortOrder = pb.RangeRequest_DESCEND
+		}
 	}
 	return r
 }
@@ -288,7 +291,12 @@ func TestLikeEtcd(t *testing.T) {
 		case n%60 == 10:
 			c := &pb.WatchCreateRequest{Key: q.key(), StartRevision: q.maybe(q.around()), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}}
 			c.RangeEnd = append(slices.Clone(c.Key), 0xff)
-			ids = append(ids, made)
+			if made%2 == 1 {
+				c.WatchId, c.RangeEnd = 1000+made, nil
+				ids = append(ids, c.WatchId)
+			} else {
+				ids = append(ids, made/2)
+			}
 			made++
 			both(t, all, &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: c}})
 		case n%60 == 40 && len(ids) > 0:

@@ -65,18 +65,23 @@ func (s *state) deletionsSince(rev int64) []*mvccpb.Event {
 }
 
 func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
-	known := &pb.RangeRequest{Key: r.Key, RangeEnd: r.RangeEnd, Limit: r.Limit, MinCreateRevision: r.MinCreateRevision}
+	known := &pb.RangeRequest{Key: r.Key, RangeEnd: r.RangeEnd, Limit: r.Limit, MaxCreateRevision: r.MaxCreateRevision}
 	sorted := r.SortTarget == pb.RangeRequest_CREATE
 	if sorted {
-		known.SortTarget, known.SortOrder = pb.RangeRequest_CREATE, pb.RangeRequest_ASCEND
+		known.SortTarget, known.SortOrder = pb.RangeRequest_CREATE, r.SortOrder
 	}
 	checkFields(r, known)
 
 	kvs := span{r.Key, r.RangeEnd}.entries(s.kvs)
 	res := &pb.RangeResponse{Header: header(s.rev), Count: int64(len(kvs))}
-	kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return kv.CreateRevision < r.MinCreateRevision })
+	kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool {
+		return r.MaxCreateRevision != 0 && kv.CreateRevision > r.MaxCreateRevision
+	})
 	if sorted {
 		byAge(kvs)
+	}
+	if sorted && r.SortOrder == pb.RangeRequest_DESCEND {
+		slices.Reverse(kvs)
 	}
 	if r.Limit > 0 && int64(len(kvs)) > r.Limit {
 		kvs, res.More = kvs[:r.Limit], true

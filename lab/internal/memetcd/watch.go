@@ -73,15 +73,19 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 
 // createLocked adds a watch of deletions from the requested revision on, or else of new deletions.
 func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
-	checkFields(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision,
+	checkFields(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision, WatchId: r.WatchId,
 		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
 	from := r.StartRevision
 	if from == 0 {
 		from = at + 1
 	}
-	ws.last++
-	ws.watchers[ws.last] = &watcher{ws.last, span{r.Key, r.RangeEnd}, from}
-	ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: ws.last, Created: true})
+	id := r.WatchId
+	if id == 0 {
+		ws.last++
+		id = ws.last
+	}
+	ws.watchers[id] = &watcher{id, span{r.Key, r.RangeEnd}, from}
+	ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: id, Created: true})
 }
 
 // report sends responses until the stream ends.

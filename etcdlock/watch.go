@@ -1,0 +1,140 @@
+package etcdlock
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+)
+
+// watches are the watches of one member, which share a stream. When the stream ends, they end.
+type watches struct {
+	opened time.Time
+
+	mu     sync.Mutex // guards the fields below
+	stream *stream[pb.WatchRequest, pb.WatchResponse]
+	byID   map[int64]*watch
+	last   int64 // the ID of the newest watch
+	proven bool  // etcd has confirmed a watch
+	over   bool  // the stream has ended
+}
+
+// watch waits for the deletion of one entry.
+type watch struct {
+	id      int64
+	name    string
+	m       *member
+	watches *watches
+	wake    chan<- struct{} // gets a signal at each change of the fields below
+
+	at   atomic.Int64 // the revision at which etcd has confirmed the watch; 0 before that
+	gone atomic.Bool  // the entry was deleted
+	over atomic.Bool  // the watch has ended, and reports no deletion
+}
+
+// watch begins to watch the entry with this name for a deletion at the revision from or later. If
+// a watch could not be confirmed lately, the result has ended already.
+func (m *member) watch(name string, from int64, wake chan<- struct{}) *watch {
+	ws := m.currentWatches()
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.last++
+	w := &watch{id: ws.last, name: name, m: m, watches: ws, wake: wake}
+	if ws.over {
+		w.over.Store(true)
+		return w
+	}
+	ws.byID[w.id] = w
+	ws.stream.send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
+		Key: []byte(name), StartRevision: from, WatchId: w.id, Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}}}})
+	return w
+}
+
+// currentWatches returns the watches on the stream in use. It opens a stream in place of one that
+// has ended, but only once in maxRest if etcd has confirmed no watch.
+func (m *member) currentWatches() *watches {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	old := m.watches
+	if old != nil && !old.isReplaceable() {
+		return old
+	}
+	ws := &watches{opened: time.Now(), byID: map[int64]*watch{}}
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.stream = openStream(m, pb.NewWatchClient(m.client.ActiveConnection()).Watch, ws.answer, func(error) { ws.fail() })
+	m.watches = ws
+	return ws
+}
+
+func (ws *watches) isReplaceable() bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	return ws.over && (ws.proven || time.Since(ws.opened) >= maxRest)
+}
+
+// answer passes on what etcd reports.
+func (ws *watches) answer(r *pb.WatchResponse) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if r.Created && r.Canceled {
+		// etcd refuses each watch on this stream if the auth token of the stream has expired.
+		ws.stream.end()
+		return
+	}
+	w := ws.byID[r.WatchId]
+	if w == nil {
+		return // stop was called
+	}
+	switch {
+	case r.Canceled: // the revision from is compacted
+		delete(ws.byID, w.id)
+		w.over.Store(true)
+	case r.Created:
+		ws.proven = true
+		w.at.Store(r.Header.Revision)
+	}
+	for _, e := range r.Events {
+		if e.Type == mvccpb.Event_DELETE {
+			w.gone.Store(true)
+		}
+	}
+	signal(w.wake)
+}
+
+// fail ends all watches.
+func (ws *watches) fail() {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.over = true
+	for _, w := range ws.byID {
+		w.over.Store(true)
+		signal(w.wake)
+	}
+	ws.byID = nil
+}
+
+// stop ends a watch; w may be nil.
+func (w *watch) stop() {
+	if w == nil {
+		return
+	}
+	ws := w.watches
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if ws.byID[w.id] != w {
+		return // it has ended
+	}
+	delete(ws.byID, w.id)
+	ws.stream.send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: w.id}}})
+}
+
+// signal wakes a waiter. The channel has room for one signal.
+func signal(wake chan<- struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
