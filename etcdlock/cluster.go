@@ -113,6 +113,13 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 	}
 }
 
+// inUse returns the member in use, or nil.
+func (c *cluster) inUse() *member {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.current
+}
+
 // The method asked records that a call is sent. If etcd gives no answer for the duration liveness
 // after this call or after c.silent, a search begins. A slow member stays in use (see find).
 func (c *cluster) asked() *time.Timer {
@@ -271,10 +278,7 @@ func (c *cluster) close() {
 	c.mu.Lock()
 	c.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
 	c.wg.Wait()
-	c.mu.Lock()
-	m := c.current
-	c.mu.Unlock()
-	if m != nil {
+	if m := c.inUse(); m != nil {
 		m.close()
 	}
 }

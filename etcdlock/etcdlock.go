@@ -179,10 +179,13 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	return d, nil
 }
 
-// tick prunes the pool and, while callers wait, checks that etcd answers. It ends with the driver.
+// tick prunes the pool and the watches, and while callers wait, checks that etcd answers. It ends with the driver.
 func (d *driver) tick() {
 	for d.cluster.ctx.Err() == nil {
 		d.wakeOne()
+		if m := d.cluster.inUse(); m != nil {
+			m.pruneWatches()
+		}
 		d.pool.prune(idleTime)
 		pause(d.cluster.ctx, liveness)
 	}

@@ -10,20 +10,16 @@ type Driver = driver
 
 // Member returns the endpoint of the member in use, or "".
 func (d *driver) Member() string {
-	d.cluster.mu.Lock()
-	defer d.cluster.mu.Unlock()
-	if d.cluster.current == nil {
+	m := d.cluster.inUse()
+	if m == nil {
 		return ""
 	}
-	return shown(d.cluster.current.endpoint)
+	return shown(m.endpoint)
 }
 
 // CutMember closes the connection to the member in use, so that each call on it fails at once.
 func (d *driver) CutMember() {
-	d.cluster.mu.Lock()
-	m := d.cluster.current
-	d.cluster.mu.Unlock()
-	m.client.ActiveConnection().Close()
+	d.cluster.inUse().client.ActiveConnection().Close()
 }
 
 // LeaveInSearch begins a search and gives up the member in use when it has answered the search.

@@ -216,7 +216,7 @@ func (w *waiter) isBehind() bool {
 	if w.ahead == nil || isDue || w.lease.isRefused() {
 		return false
 	}
-	if w.watch.gone.Load() || w.watch.over.Load() {
+	if w.watch.gone.Load() > w.read || w.watch.over.Load() {
 		return false
 	}
 	// etcd reports a deletion up to 100 ms late if the revision from which it must report is in the
@@ -332,7 +332,7 @@ func (w *waiter) see(r answer, rivals []*mvccpb.KeyValue) (isFirst bool) {
 	}
 	w.ahead, w.next, w.read = rivals[0], len(rivals) == 1, r.Header.Revision
 	name := string(w.ahead.Key)
-	if w.watch == nil || w.watch.m != r.m || w.watch.name != name || w.watch.gone.Load() || w.watch.over.Load() {
+	if w.watch == nil || w.watch.m != r.m || w.watch.name != name || w.watch.over.Load() {
 		w.watch.stop()
 		w.watch = r.m.watch(name, w.read+1, w.wake)
 	}

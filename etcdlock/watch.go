@@ -16,30 +16,43 @@ type watches struct {
 	mu     sync.Mutex // guards the fields below
 	stream *stream[pb.WatchRequest, pb.WatchResponse]
 	byID   map[int64]*watch
-	last   int64 // the ID of the newest watch
-	proven bool  // etcd has confirmed a watch
-	over   bool  // the stream has ended
+	idle   map[string]*watch // the watches that no waiter uses, by their names
+	last   int64             // the ID of the newest watch
+	proven bool              // etcd has confirmed a watch
+	over   bool              // the stream has ended
 }
 
-// watch waits for the deletion of one entry.
+// watch reports deletions of one entry to one waiter at a time. Names of entries come back, because
+// leases are reused: of Clients that take turns, each waits for the same entry again and again. So a
+// watch stays open for a while when its waiter does not need it any more.
 type watch struct {
 	id      int64
 	name    string
 	m       *member
 	watches *watches
-	wake    chan<- struct{} // gets a signal at each change of the fields below
+
+	// The mutex of watches guards these fields.
+	wake  chan<- struct{} // gets a signal at each change of the fields below
+	since time.Time       // when the watch became idle
 
 	at   atomic.Int64 // the revision at which etcd has confirmed the watch; 0 before that
-	gone atomic.Bool  // the entry was deleted
+	gone atomic.Int64 // the revision of the last deletion that was reported
 	over atomic.Bool  // the watch has ended, and reports no deletion
 }
 
-// watch begins to watch the entry with this name for a deletion at the revision from or later. If
-// a watch could not be confirmed lately, the result has ended already.
+// watch watches the entry with this name for deletions at the revision from or later. The result has
+// ended already if a watch could not be confirmed lately.
 func (m *member) watch(name string, from int64, wake chan<- struct{}) *watch {
 	ws := m.currentWatches()
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
+	if w := ws.idle[name]; w != nil {
+		// The watch began at an earlier revision, because revisions only grow on a connection.
+		delete(ws.idle, name)
+		w.wake = wake
+		return w
+	}
+
 	ws.last++
 	w := &watch{id: ws.last, name: name, m: m, watches: ws, wake: wake}
 	if ws.over {
@@ -61,7 +74,7 @@ func (m *member) currentWatches() *watches {
 	if old != nil && !old.isReplaceable() {
 		return old
 	}
-	ws := &watches{opened: time.Now(), byID: map[int64]*watch{}}
+	ws := &watches{opened: time.Now(), byID: map[int64]*watch{}, idle: map[string]*watch{}}
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	ws.stream = openStream(m, pb.NewWatchClient(m.client.ActiveConnection()).Watch, ws.answer, func(error) { ws.fail() })
@@ -86,19 +99,22 @@ func (ws *watches) answer(r *pb.WatchResponse) {
 	}
 	w := ws.byID[r.WatchId]
 	if w == nil {
-		return // stop was called
+		return // it was cancelled
 	}
 	switch {
-	case r.Canceled: // the revision from is compacted
+	case r.Canceled: // the revision at which it was to begin is compacted
 		delete(ws.byID, w.id)
 		w.over.Store(true)
+		if ws.idle[w.name] == w {
+			delete(ws.idle, w.name)
+		}
 	case r.Created:
 		ws.proven = true
 		w.at.Store(r.Header.Revision)
 	}
 	for _, e := range r.Events {
 		if e.Type == mvccpb.Event_DELETE {
-			w.gone.Store(true)
+			w.gone.Store(e.Kv.ModRevision)
 		}
 	}
 	signal(w.wake)
@@ -113,10 +129,10 @@ func (ws *watches) fail() {
 		w.over.Store(true)
 		signal(w.wake)
 	}
-	ws.byID = nil
+	ws.byID, ws.idle = nil, nil
 }
 
-// stop ends a watch; w may be nil.
+// stop says that its waiter does not need the watch any more; w may be nil.
 func (w *watch) stop() {
 	if w == nil {
 		return
@@ -124,11 +140,38 @@ func (w *watch) stop() {
 	ws := w.watches
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	if ws.byID[w.id] != w {
-		return // it has ended
+	switch {
+	case ws.byID[w.id] != w: // it has ended
+	case ws.idle[w.name] != nil || len(ws.idle) >= maxIdle:
+		ws.cancelLocked(w)
+	default:
+		w.since = time.Now()
+		w.wake = nil
+		ws.idle[w.name] = w
 	}
+}
+
+func (ws *watches) cancelLocked(w *watch) {
 	delete(ws.byID, w.id)
 	ws.stream.send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: w.id}}})
+}
+
+// pruneWatches cancels the watches that no waiter has used for a while.
+func (m *member) pruneWatches() {
+	m.mu.Lock()
+	ws := m.watches
+	m.mu.Unlock()
+	if ws == nil {
+		return
+	}
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	for name, w := range ws.idle {
+		if time.Since(w.since) >= idleTime {
+			delete(ws.idle, name)
+			ws.cancelLocked(w)
+		}
+	}
 }
 
 // signal wakes a waiter. The channel has room for one signal.
