@@ -17,7 +17,7 @@ import (
 )
 
 // waiter is the state of one Wait. Only the goroutine of that Wait uses it, except for the fields
-// beating, due and wake.
+// seen, beating, due and wake.
 type waiter struct {
 	d *driver
 	c backend.Claim
@@ -35,6 +35,7 @@ type waiter struct {
 	read  int64            // the revision of the read
 	watch *watch           // the watch for the deletion of the entry ahead; nil while there is none
 
+	seen    atomic.Int64  // when the queue was last read, by the driver's clock
 	beating atomic.Bool   // a keep-alive is under way
 	due     atomic.Bool   // the waiter must read the queue again
 	wake    chan struct{} // signals a change of the watch, of the lease, or of the field due; has room for one signal
@@ -75,16 +76,18 @@ func (d *driver) leave(w *waiter) {
 	delete(d.waiters, w)
 }
 
-// wakeOne makes a waiter, chosen at random, read its queue again. The waiter notices a deletion
-// whose event was lost. If there is no answer, the read begins a search, because a member that
-// hangs reports no events.
+// wakeOne makes a waiter that has not read its queue lately, chosen at random, read it again. The
+// waiter notices a deletion whose event was lost. If there is no answer, the read begins a search,
+// because a member that hangs reports no events.
 func (d *driver) wakeOne() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for w := range d.waiters {
-		w.due.Store(true)
-		signal(w.wake)
-		return
+		if d.clock.now()-time.Duration(w.seen.Load()) >= liveness/2 {
+			w.due.Store(true)
+			signal(w.wake)
+			return
+		}
 	}
 }
 
@@ -94,8 +97,8 @@ func (w *waiter) run(ctx context.Context) (backend.Grant, error) {
 		if err := w.ended(ctx); err != nil {
 			return backend.Grant{}, err
 		}
-		w.keepAlive()
 		if w.isBehind() {
+			w.keepAlive()
 			w.sleep(ctx)
 			continue
 		}
@@ -121,6 +124,7 @@ func (w *waiter) run(ctx context.Context) (backend.Grant, error) {
 			if w.since.IsZero() {
 				w.since = began
 			}
+			w.keepAlive()
 			pause(ctx, 20*time.Millisecond+rand.N(80*time.Millisecond))
 		}
 	}
@@ -326,6 +330,7 @@ func (w *waiter) look(ctx context.Context) (isFirst bool, err error) {
 // see records the entries ahead that exclude the waiter's, from the newest to the oldest, and watches
 // the newest one. It reports whether there is none.
 func (w *waiter) see(r answer, rivals []*mvccpb.KeyValue) (isFirst bool) {
+	w.seen.Store(int64(w.d.clock.now()))
 	if len(rivals) == 0 {
 		w.ahead = nil
 		return true
