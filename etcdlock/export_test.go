@@ -17,6 +17,9 @@ func (d *driver) Member() string {
 	return shown(m.endpoint)
 }
 
+// Connection identifies the connection in use.
+func (d *driver) Connection() any { return d.cluster.inUse() }
+
 // CutMember closes the connection to the member in use, so that each call on it fails at once.
 func (d *driver) CutMember() {
 	d.cluster.inUse().client.ActiveConnection().Close()

@@ -300,6 +300,7 @@ func TestAddressThatMoves(t *testing.T) {
 		queued(t, holder, "key", n+1)
 	}
 	for _, s := range []*server{b, b} {
+		before := d.Connection()
 		p.Down()
 		to.Store(s)
 		p.Up()
@@ -307,6 +308,9 @@ func TestAddressThatMoves(t *testing.T) {
 		time.Sleep(500 * time.Millisecond)
 		if len(waits) > 0 {
 			t.Fatal("a waiter got a key that another caller holds")
+		}
+		if d.Connection() == before {
+			t.Error("the driver believes what it has read over a connection that has ended")
 		}
 	}
 	free(t, other, held)

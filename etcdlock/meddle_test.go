@@ -23,7 +23,7 @@ type meddler struct {
 	before func(method string) error // instead of the call, if it returns an error
 	after  func(method string) error // instead of the answer, if it returns an error
 	change func(msg any)             // is called before a message of a stream is sent, and after one was received
-	mute   string                    // the method whose next stream sends nothing, so that no answer comes
+	mute   map[string]int            // how many of the next streams of a method send nothing, so that no answer comes
 }
 
 func (m *meddler) set(before, after func(method string) error) {
@@ -39,10 +39,11 @@ func (m *meddler) changing(change func(msg any)) {
 	m.change = change
 }
 
-func (m *meddler) silence(method string) {
+// silence makes the next streams of a method send nothing.
+func (m *meddler) silence(method string, streams int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.mute = method
+	m.mute = map[string]int{method: streams}
 }
 
 func nameOf(method string) string { return method[strings.LastIndexByte(method, '/')+1:] }
@@ -73,9 +74,9 @@ func (m *meddler) stream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	mute := m.mute == nameOf(method)
+	mute := m.mute[nameOf(method)] > 0
 	if mute {
-		m.mute = ""
+		m.mute[nameOf(method)]--
 	}
 	return meddled{stream, m, mute}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -161,37 +160,6 @@ func TestLostEvent(t *testing.T) {
 			}
 		})
 	})
-}
-
-// TestMemoryOfWaiters compares the memory of few waiters for a key with that of many. Each
-// one's must not grow with their number.
-func TestMemoryOfWaiters(t *testing.T) {
-	s := startServers(t, 1)[0]
-	holder := openDriver(t, s.Client)
-	each := func(n int) float64 {
-		d, _ := openMeddled(t, s.Client, &etcdlock.Options{Window: 5 * time.Minute}) // a busy machine takes long
-		key := fmt.Sprint("memory-", n)
-		take(t, holder, key, 5*time.Minute)
-		heap := func() float64 {
-			runtime.GC()
-			var m runtime.MemStats
-			runtime.ReadMemStats(&m)
-			return float64(m.HeapAlloc + m.StackInuse)
-		}
-		before := heap()
-		for range n {
-			c := claimFor(key, 5*time.Minute)
-			c.Timeout = patience
-			wantsAs(t, d, c)
-		}
-		queued(t, holder, key, n)
-		return (heap() - before) / float64(n)
-	}
-	few, many := each(100), each(600)
-	t.Logf("%.0f bytes for each of 100 waiters, %.0f for each of 600", few, many)
-	if many > 2*few {
-		t.Errorf("%.0f bytes for each of 100 waiters, %.0f for each of 600: want as much, or less than twice that", few, many)
-	}
 }
 
 // However many holds and waits there are, etcd checks the password only for a few streams.
