@@ -35,7 +35,7 @@ type beat struct {
 // revoking the lease. The later read or put proves that the lease was alive after the keep-alive. If
 // both answers came over the same connection, and are from the same raft term, the leader has begun
 // the lease's term anew.
-func (b beat) outcome(l *lease, r answer) error {
+func (b beat) outcome(l *lease, r txnAnswer) error {
 	switch {
 	case b.err != nil:
 		return b.err

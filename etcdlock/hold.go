@@ -169,9 +169,9 @@ type renewal struct {
 	i        int // the index of the claim
 	h        *hold
 	beat     beat
-	attached bool   // the entry is under the lease
-	read     answer // the answer to the read
-	err      error  // the error of the read
+	attached bool      // the entry is under the lease
+	read     txnAnswer // the answer to the read
+	err      error     // the error of the read
 }
 
 // prove sends keep-alives for the leases of holds, then reads the entries, and calls the function
@@ -179,6 +179,18 @@ type renewal struct {
 // the time that ctx leaves, that renewal fails, so that the other renewals need not wait for it.
 // The read may still show that its hold is lost.
 func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
+	d.beatAndRead(ctx, open)
+
+	// The member may have been given up between the keep-alives and the read.
+	if slices.ContainsFunc(open, func(r *renewal) bool { return r.beat.err == nil && r.err == nil && r.beat.m != r.read.m }) {
+		d.beatAndRead(ctx, open)
+	}
+	for _, r := range open {
+		done(r, r.outcome())
+	}
+}
+
+func (d *driver) beatAndRead(ctx context.Context, open []*renewal) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if end, ok := ctx.Deadline(); ok {
 		within, cancel = context.WithTimeout(ctx, time.Until(end)/2)
@@ -189,11 +201,7 @@ func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal,
 	}
 	wg.Wait()
 	cancel()
-
 	d.read(ctx, open)
-	for _, r := range open {
-		done(r, r.outcome())
-	}
 }
 
 // maxReads is how many entries one transaction reads. etcd allows 128 operations in a transaction,

@@ -159,18 +159,18 @@ func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op
 	return r.Header.Revision, nil
 }
 
-// answer is the answer to a transaction, and the member that it came from.
-type answer struct {
+// txnAnswer is the answer to a transaction, and the member that it came from.
+type txnAnswer struct {
 	*clientv3.TxnResponse
 	m *member
 }
 
 // txn sends a transaction: the operations in then if all conditions are true, or else those in
 // otherwise.
-func (d *driver) txn(ctx context.Context, conds []clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (answer, error) {
-	return call(ctx, d.cluster, func(m *member) (answer, error) {
+func (d *driver) txn(ctx context.Context, conds []clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (txnAnswer, error) {
+	return call(ctx, d.cluster, func(m *member) (txnAnswer, error) {
 		r, err := m.client.Txn(ctx).If(conds...).Then(then...).Else(otherwise...).Commit()
-		return answer{r, m}, err
+		return txnAnswer{r, m}, err
 	})
 }
 

@@ -329,7 +329,7 @@ func (w *waiter) look(ctx context.Context) (isFirst bool, err error) {
 
 // see records the entries ahead that exclude the waiter's, from the newest to the oldest, and watches
 // the newest one. It reports whether there is none.
-func (w *waiter) see(r answer, rivals []*mvccpb.KeyValue) (isFirst bool) {
+func (w *waiter) see(r txnAnswer, rivals []*mvccpb.KeyValue) (isFirst bool) {
 	w.seen.Store(int64(w.d.clock.now()))
 	if len(rivals) == 0 {
 		w.ahead = nil
