@@ -207,7 +207,10 @@ type unknownOutcome struct{ error }
 func (w *loan) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	c.Token = w.c.Token
 	g, err := w.Waker.Acquire(ctx, c)
-	if err != nil && !definite(err) && ctx.Err() == nil {
+	if err != nil && !definite(err) {
+		// Do this also if the Client has ended the attempt. Otherwise the Client would attempt again,
+		// and its release of this attempt could remove the hold of the next one, which has the same
+		// token. If the wait has ended, this does nothing.
 		w.end(&unknownOutcome{err})
 	}
 	w.grant = g
