@@ -140,7 +140,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 func (d *driver) List(
 	ctx context.Context, prefix string, timeout time.Duration,
 ) iter.Seq2[backend.Entry, error] {
-	return func(yield func(backend.Entry, error) bool) { list(ctx, d.m, prefix, timeout, yield) }
+	return list(ctx, d.m, prefix, timeout)
 }
 
 // Break removes whatever is stored under key from all nodes that answer, and publishes the release.
@@ -152,6 +152,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	}
 	defer d.m.work.Done()
 
+	d.hs.end(key)
 	// If ctx ends, the calls continue, so the key may still become free.
 	return d.m.poll(ctx, true, func(n *node) error {
 		// Ask a suspect node as well, because its record would stay.

@@ -52,10 +52,11 @@ type copyOn struct {
 
 // removal is the release of a record on one node.
 type removal struct {
-	n     *node
-	claim backend.Claim
-	call  redisstore.Call // of release.lua
-	until time.Time       // when the record will have expired on the node
+	n       *node
+	claim   backend.Claim
+	prefix  string    // the start of the record
+	channel string    // where the release is published; empty if it is not
+	until   time.Time // when the record will have expired on the node
 
 	// A command of unknown outcome may write the record after the first release. So the node must
 	// also answer a second release, which is sent a Timeout later. At that time, the connection of
@@ -95,15 +96,6 @@ func (h *hold) counting(at time.Time) (n int) {
 		}
 	}
 	return n
-}
-
-// releaseCall returns the call of release.lua for the records of c that begin with the given
-// prefix. The script publishes to the given channel, unless channel is empty.
-func releaseCall(c backend.Claim, prefix, channel string) redisstore.Call {
-	return redisstore.Call{
-		Keys: keysOf(c.Key),
-		Args: []string{prefix, channel, c.Token, ""},
-	}
 }
 
 // channelOf returns the start of the names of the channels to which a release of key publishes.

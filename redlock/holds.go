@@ -3,7 +3,6 @@ package redlock
 import (
 	"context"
 	"errors"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -138,27 +137,40 @@ func (hs *holds) abandon(h *hold) {
 	}
 }
 
+// end ends this driver's holds of a key, because Break removes their records. Votes that arrive later
+// are released, as after a failed attempt.
+func (hs *holds) end(key string) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	for _, h := range hs.byToken {
+		// Leave out the attempts that have not won yet, which Break need not end.
+		if h.c.Key == key && h.counting(hs.m.now()) >= hs.m.quorum() {
+			h.failed = true
+		}
+	}
+}
+
 // cleanUpLocked starts a goroutine that releases the record on node i, if the node may have it.
 func (hs *holds) cleanUpLocked(h *hold, i int) {
 	channel := ""
 	if i == h.lead {
 		channel = channelOf(h.c.Key)
 	}
-	if r := hs.takeLocked(h, i, h.c, releaseCall(h.c, h.prefix, channel)); r != nil {
+	if r := hs.takeLocked(h, i, h.c, h.prefix, channel); r != nil {
 		// Close waits for this goroutine in any case, because the caller counts as work.
 		hs.m.work.Go(func() { _ = hs.remove(r) })
 	}
 }
 
-// takeLocked returns the removal of the record on node i by a call for the claim c. It returns nil
-// if the node has no record, or if an earlier call has returned the removal. So a record is removed
-// at most once.
-func (hs *holds) takeLocked(h *hold, i int, c backend.Claim, call redisstore.Call) *removal {
+// takeLocked returns the removal of the record on node i for the claim c. It returns nil if the node
+// has no record, or if an earlier call has returned the removal. So a record is removed at most once.
+func (hs *holds) takeLocked(h *hold, i int, c backend.Claim, prefix, channel string) *removal {
 	on := &h.on[i]
 	if !on.mayHold {
 		return nil
 	}
-	r := &removal{n: hs.m.nodes[i], claim: c, call: call, until: h.expiry, answers: 1}
+	n := hs.m.nodes[i]
+	r := &removal{n: n, claim: c, prefix: prefix, channel: channel, until: h.expiry, answers: 1}
 	if on.mayArrive {
 		r.answers = 2
 	}
@@ -186,10 +198,9 @@ func (hs *holds) release(ctx context.Context, c backend.Claim) error {
 		// time.
 		hs.wanted(c.Key)
 	}
-	call := releaseCall(c, c.Token, channelOf(c.Key)) // the same for all nodes
 	// Do not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the calls
 	// continue, so that all nodes release the record.
-	err := hs.m.poll(ctx, false, func(n *node) error { return hs.releaseOn(n, h, c, call) })
+	err := hs.m.poll(ctx, false, func(n *node) error { return hs.releaseOn(n, h, c) })
 	if err == nil && h.again && known {
 		// Make all later renewals of the token fail. Otherwise, late votes for an earlier attempt
 		// and nodes that have not answered this release could together be a quorum for a renewal.
@@ -218,14 +229,14 @@ func (hs *holds) beginRelease(c backend.Claim) (h *hold, known bool) {
 	return h, true
 }
 
-// releaseOn waits for the commands in flight for h on the node, and then sends the given call,
-// which releases the hold there. If the outcome is unknown, a goroutine repeats the release.
-func (hs *holds) releaseOn(n *node, h *hold, c backend.Claim, call redisstore.Call) error {
+// releaseOn waits for the commands in flight for h on the node, and then releases the hold there. If
+// the outcome is unknown, a goroutine repeats the release.
+func (hs *holds) releaseOn(n *node, h *hold, c backend.Claim) error {
 	// Wait for commands in flight, which may still write the record. They end within their Timeout.
 	hs.await(h, n.i)
 
 	hs.mu.Lock()
-	r := hs.takeLocked(h, n.i, c, call)
+	r := hs.takeLocked(h, n.i, c, c.Token, channelOf(c.Key))
 	hs.mu.Unlock()
 	if r == nil {
 		return errNo
@@ -268,10 +279,10 @@ func (hs *holds) repeat(r *removal, vote error) {
 func (hs *holds) try(
 	r *removal, send func(time.Duration, func(context.Context) error) error,
 ) (vote error) {
-	c, call := r.claim, r.call
-	if !c.KeepUntil.IsZero() {
-		call.Args = slices.Clone(call.Args) // the nodes share the slice
-		call.Args[3] = redisstore.Rest(c.KeepUntil)
+	c := r.claim
+	call := redisstore.Call{
+		Keys: keysOf(c.Key),
+		Args: []string{r.prefix, r.channel, c.Token, redisstore.Rest(c.KeepUntil)},
 	}
 	err := send(c.Timeout, func(ctx context.Context) error {
 		reply, err := r.n.store.Run(ctx, releaseScript, call)

@@ -31,6 +31,21 @@ func nothingLeft(t *testing.T, what string, vs redistest.VirtualServers) {
 	}
 }
 
+// A vote that arrives late does not outlast a Break by the driver that asked for it.
+func TestBreakEndsVotesInFlight(t *testing.T) {
+	try(t, 3, func(t *testing.T, tr trial) {
+		d := tr.another(t) // asks for the mark first, so its vote is requested late
+		tr.each("2", delay(500*time.Millisecond))
+		c := aClaim("k")
+		c.TTL = keepsTerms
+		tr.acquire(t, d, c)
+		tr.each("2", delay(0))
+		await.Must(t, d.Break(t.Context(), "k"))
+		time.Sleep(5 * time.Second)
+		nothingLeft(t, "after Break", tr.vs)
+	})
+}
+
 // A program that ends right after its Unlock leaves no record, because Close waits
 // for the votes of slow nodes and for their release.
 func TestCloseLeavesNothing(t *testing.T) {

@@ -3,6 +3,7 @@ package redlock
 import (
 	"cmp"
 	"context"
+	"iter"
 	"slices"
 	"time"
 
@@ -18,54 +19,50 @@ const recordsAtOnce = 50
 // asks all nodes about the keys on the page.
 func list(
 	ctx context.Context, m *members, prefix string, timeout time.Duration,
-	yield func(backend.Entry, error) bool,
-) {
-	seen := map[string]bool{}
-	errs := make([]error, len(m.nodes))
-	left := len(m.nodes) - m.quorum() + 1 // so every quorum has a node that was scanned
-	for i, n := range m.nodes {
-		if left == 0 {
-			return
-		}
-		if errs[i] = n.admit(); errs[i] != nil {
-			continue
-		}
-		for page, err := range n.store.Scan(ctx, prefix, timeout, redisstore.ByToken) {
-			if err != nil {
-				errs[i] = n.nodeError(err, timeout) // the node does not count as scanned
-				break
+) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		seen := map[string]bool{}
+		errs := make([]error, len(m.nodes))
+		left := len(m.nodes) - m.quorum() + 1 // so every quorum has a node that was scanned
+		for i, n := range m.nodes {
+			if left == 0 {
+				return
 			}
-			page = slices.DeleteFunc(page, func(c redisstore.Candidate) bool {
-				known := seen[c.Key] // a scan may name a key twice
-				seen[c.Key] = true
-				return known
-			})
-			for some := range slices.Chunk(page, recordsAtOnce) {
-				entries, err := entriesOf(ctx, m, some, timeout)
+			if errs[i] = n.admit(); errs[i] != nil {
+				continue
+			}
+			for page, err := range n.store.Scan(ctx, prefix, timeout, redisstore.ByToken) {
 				if err != nil {
-					yield(backend.Entry{}, err)
-					return
+					errs[i] = n.nodeError(err, timeout) // the node does not count as scanned
+					break
 				}
-				for _, e := range entries {
-					if !yield(e, nil) {
+				page = slices.DeleteFunc(page, func(c redisstore.Candidate) bool {
+					known := seen[c.Key] // a scan may name a key twice
+					seen[c.Key] = true
+					return known
+				})
+				for some := range slices.Chunk(page, recordsAtOnce) {
+					if !listSome(ctx, m, some, timeout, yield) {
 						return
 					}
 				}
 			}
+			if errs[i] == nil {
+				left--
+			}
 		}
-		if errs[i] == nil {
-			left--
+		if left > 0 {
+			yield(backend.Entry{}, cmp.Or(ctx.Err(), outage(errs)))
 		}
-	}
-	if left > 0 {
-		yield(backend.Entry{}, cmp.Or(ctx.Err(), outage(errs)))
 	}
 }
 
-// entriesOf asks all nodes about keys, and returns an entry for each key that is held through hasp.
-func entriesOf(
+// listSome asks all nodes about keys, and yields an entry for each key that is held through hasp. It
+// returns false if the list ends.
+func listSome(
 	ctx context.Context, m *members, some []redisstore.Candidate, timeout time.Duration,
-) (entries []backend.Entry, err error) {
+	yield func(backend.Entry, error) bool,
+) bool {
 	keys := make([]string, len(some))
 	for i, c := range some {
 		keys[i] = c.Key
@@ -78,11 +75,13 @@ func entriesOf(
 	})
 	for i, s := range all {
 		if err := s.outage(ctx); err != nil {
-			return nil, cmp.Or(ctx.Err(), err)
+			yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
+			return false
 		}
-		if s.holder != nil && s.holder.IsOurs() {
-			entries = append(entries, backend.Entry{Key: keys[i], Status: s.status()})
+		isHeld := s.holder != nil && s.holder.IsOurs()
+		if isHeld && !yield(backend.Entry{Key: keys[i], Status: s.status()}, nil) {
+			return false
 		}
 	}
-	return entries, nil
+	return true
 }

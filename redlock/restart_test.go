@@ -421,6 +421,7 @@ func TestRenewalsKeepMarks(t *testing.T) {
 			synctest.Wait()
 		}
 		tr.acquire(t, tr.d, c)
+		synctest.Wait() // until node 1 has the fence as well
 		fence, _ := tr.vs[0].Mini.Get(counter)
 		for _, v := range tr.vs {
 			v.Restart(false)

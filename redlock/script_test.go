@@ -42,56 +42,52 @@ var scriptsOf = map[string][2]string{
 func TestScripts(t *testing.T) {
 	s := redistest.Start(t, &redistest.Options{Own: true, Real: true})
 	rdb := s.Client()
-	info, err := rdb.Info(t.Context(), "server").Result()
-	await.Must(t, err)
-	do := func(t *testing.T, command string) any {
-		t.Helper()
-		var args []any
-		for f := range strings.SplitSeq(command, " ") {
-			args = append(args, strings.ReplaceAll(f, "_", " "))
-		}
-		reply, err := rdb.Do(t.Context(), args...).Result()
-		if err != nil {
-			reply = err
-		}
-		return reply
-	}
+	info := await.Value(rdb.Info(t.Context(), "server").Result())
+	relative := regexp.MustCompile(`@-?\d+`)
 
 	// run runs a case, and returns what is wrong.
 	run := func(t *testing.T, c scriptCase) (wrong []string) {
-		do(t, "flushall")
 		now := time.Now().UnixMilli()
-		timed := func(command string) string {
-			return regexp.MustCompile(`@-?\d+`).ReplaceAllStringFunc(command, func(at string) string {
-				ago, _ := strconv.ParseInt(at[1:], 10, 64)
-				return strconv.FormatInt(now+ago, 10)
-			})
+		timed := func(at string) string {
+			ago, _ := strconv.ParseInt(at[1:], 10, 64)
+			return strconv.FormatInt(now+ago, 10)
 		}
-		for command := range strings.SplitSeq(c.before, "; ") {
-			if err, ok := do(t, timed(command)).(error); ok && command != "" {
-				t.Fatalf("%s: %v", command, err)
+		// do sends a command, of which the first fields may be given alone.
+		do := func(command string, first ...any) any {
+			for _, field := range strings.Fields(relative.ReplaceAllStringFunc(command, timed)) {
+				if field == "-" {
+					field = ""
+				}
+				first = append(first, strings.ReplaceAll(field, "_", " "))
 			}
+			reply, err := rdb.Do(t.Context(), first...).Result()
+			if err != nil {
+				return err
+			}
+			return reply
 		}
-		var args []any
-		for _, arg := range strings.Fields(timed(c.args)) {
-			arg = strings.ReplaceAll(arg, "_", " ")
-			args = append(args, strings.TrimPrefix(arg, "-"))
-		}
-		word, _, _ := strings.Cut(c.name, ":")
-		script := scriptsOf[word]
-		reply, err := rdb.Eval(t.Context(), script[0], strings.Fields(script[1]), args...).Result()
-		if err != nil {
-			reply = err
-		}
-		do(t, "acl setuser default +@all")
 		check := func(what string, got any, want string) {
 			if text := fmt.Sprint(got); !regexp.MustCompile("(?s)^" + want + "$").MatchString(text) {
 				wrong = append(wrong, fmt.Sprintf("%s: got %q, want %s", what, text, want))
 			}
 		}
+
+		do("flushall")
+		for command := range strings.SplitSeq(c.before, "; ") {
+			if command == "" {
+				break
+			}
+			if err, ok := do(command).(error); ok {
+				t.Fatalf("%s: %v", command, err)
+			}
+		}
+		word, _, _ := strings.Cut(c.name, ":")
+		source, keys := scriptsOf[word][0], scriptsOf[word][1]
+		reply := do(keys+" "+c.args, "eval", source, len(strings.Fields(keys)))
+		do("acl setuser default +@all")
 		check("the reply", reply, c.reply)
 		if c.after != "" {
-			check("afterwards "+c.after, do(t, timed(c.after)), c.left)
+			check("afterwards "+c.after, do(c.after), c.left)
 		}
 		return wrong
 	}
