@@ -111,6 +111,12 @@ func Need(t testing.TB, programs ...string) {
 	}
 }
 
+// Installed reports whether PostgreSQL is installed.
+func Installed() bool {
+	_, err := find("initdb")
+	return err == nil
+}
+
 // New does the same as Start, but without a test. The caller must call Remove.
 func New(options ...string) (*Server, error) { return start("postgres", options, (*Server).init) }
 

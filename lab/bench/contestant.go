@@ -39,6 +39,8 @@ type stores struct {
 	One  string   // URL of a Redis
 	Five []string // URLs of five independent masters
 	Etcd string   // the address of an etcd
+
+	Postgres string // the URL of a PostgreSQL
 }
 
 // The groups of contestants.
@@ -55,10 +57,11 @@ type opener func(ctx context.Context, s stores, term time.Duration) (locker, err
 type contestant struct {
 	name  string
 	group string
-	nodes int  // how many Redis servers it uses; 0 if it uses an etcd
+	nodes int  // how many Redis servers it uses; 0 if it uses an etcd, or onPostgres
 	waits bool // takes part in contests for a key that is not held
 	fair  bool // takes part in contests for a key that is held
 	alike bool // is not measured without contention, mostly because it would cost the same as another contestant
+	alone bool // takes part in contests in which each waiter has a process
 	again bool // takes part in the scenario in which one caller locks one key again and again
 	most  int  // the largest number of leases that it is measured with; 0 if it does not renew by itself
 	open  opener
@@ -87,7 +90,8 @@ func contestants() []contestant {
 		{name: "hasp-pubsublock-linger", group: ours, nodes: 1, again: true, alike: true, open: openHasp("pubsublock", linger)},
 		{name: "hasp-fairlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openHasp("fairlock", linger)},
 		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, fair: true, most: few, open: openRedlock},
-		{name: "hasp-etcdlock", group: ours, waits: true, most: few, open: openEtcdlock},
+		{name: "hasp-etcdlock", group: ours, waits: true, alone: true, most: few, open: openEtcdlock},
+		{name: "hasp-pglock", group: ours, nodes: onPostgres, alike: true, alone: true, open: openPglock},
 		{name: "redislock", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(false)},
 		{name: "redislock-batched", group: theirs, nodes: 1, open: openRedislock(true)},
 		{name: "redsync", group: theirs, nodes: 1, waits: true, fair: true, open: openRedsync(1, false)},
@@ -95,7 +99,8 @@ func contestants() []contestant {
 		{name: "redsync-5-failfast", group: theirs, nodes: 5, open: openRedsync(5, true)},
 		{name: "rueidislock", group: theirs, nodes: 1, waits: true, fair: true, most: all, open: openRueidislock(true)},
 		{name: "rueidislock-default", group: theirs, nodes: 1, open: openRueidislock(false)},
-		{name: "etcd", group: theirs, waits: true, most: few, open: openEtcd},
+		{name: "etcd", group: theirs, waits: true, alone: true, most: few, open: openEtcd},
+		{name: "postgres-advisory", group: theirs, nodes: onPostgres, alike: true, alone: true, open: openAdvisory},
 		{name: ringName, group: bare, nodes: 1, alike: true, waits: true, fair: true, open: openRing},
 	}
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/etcdtest"
+	"github.com/hasplock/hasp/internal/pgtest"
 )
 
 func main() {
@@ -69,6 +70,10 @@ func measure(ctx context.Context, quick bool, only []string, out string) (*resul
 	if _, err := exec.LookPath(etcdtest.Binary()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench: without the contestants on etcd:", err)
 		all = slices.DeleteFunc(all, func(c contestant) bool { return c.nodes == 0 })
+	}
+	if !pgtest.Installed() {
+		fmt.Fprintln(os.Stderr, "bench: without the contestants on PostgreSQL: it is not installed")
+		all = slices.DeleteFunc(all, func(c contestant) bool { return c.nodes == onPostgres })
 	}
 	if len(all) == 1 { // only the ring
 		return nil, errors.New("--only: no contestant has such a name")

@@ -36,7 +36,7 @@ type meter struct {
 // servers returns clients of the Redis servers of a contestant.
 func (m *meter) servers(c contestant) []*redis.Client {
 	switch c.nodes {
-	case 0:
+	case 0, onPostgres:
 		return nil
 	case 1:
 		return m.redises[:1]
@@ -70,6 +70,9 @@ func (m *meter) spending(ctx context.Context, c contestant, f func() error) (s s
 
 // read returns what all stores of a contestant have spent so far.
 func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
+	if c.nodes == onPostgres {
+		return spent{math.NaN(), math.NaN(), math.NaN(), math.NaN()}, nil // its sessions are processes
+	}
 	if c.nodes == 0 {
 		return spent{math.NaN(), math.NaN(), cpuOf(m.etcd.Pid()), math.NaN()}, nil // etcd counts no commands
 	}

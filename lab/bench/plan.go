@@ -60,7 +60,7 @@ type contest struct {
 	trip               time.Duration // added to each round trip
 	think              time.Duration // mean pause of a caller between two turns
 	nodes              int           // the number of nodes of the contestants that take part; 0 means any number
-	etcd               bool          // only contestants on etcd take part
+	alone              bool          // each waiter has a process; only contestants on etcd and PostgreSQL take part
 }
 
 // warmup is the longest time from the start of a contest to its window, not counting queueing.
@@ -71,8 +71,8 @@ const warmup = 400 * time.Millisecond
 const queueing = 200 * time.Microsecond
 
 func (c contest) includes(d contestant) bool {
-	if c.etcd {
-		return d.waits && d.nodes == 0
+	if c.alone {
+		return d.alone
 	}
 	if c.nodes == 0 {
 		return d.waits
@@ -178,8 +178,8 @@ func planOf(quick bool) plan {
 			contest{waiters: 2, processes: 2, length: 100 * ms}, // two Clients
 
 			// A Client for each waiter.
-			contest{waiters: 64, processes: 64, length: s, etcd: true},
-			contest{waiters: 64, processes: 64, hold: ms, length: s, etcd: true},
+			contest{waiters: 64, processes: 64, length: s, alone: true},
+			contest{waiters: 64, processes: 64, hold: ms, length: s, alone: true},
 		},
 		// Each length is longer than the interval between renewals, which is a third of the term.
 		leases: {

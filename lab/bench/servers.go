@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/internal/etcdtest"
+	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -28,6 +29,10 @@ func (b *bench) start(ctx context.Context) {
 	if needs[0] {
 		b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]
 		at.Etcd = b.meter.etcd.Client
+	}
+	if needs[onPostgres] {
+		s := pgtest.Start(&b.servers)
+		at.Postgres = "postgres://postgres@" + s.Addr + "/postgres"
 	}
 	b.at = map[time.Duration]stores{0: at}
 }
