@@ -44,9 +44,8 @@ func TestFencesGrowOverAnyMajoritiesThroughClocksThatDiffer(t *testing.T) {
 
 			hold(tr.d)
 			for range 40 {
-				order := r.Perm(n)
 				gone := r.IntN(n/2 + 1)
-				for at, i := range order {
+				for at, i := range r.Perm(n) {
 					if at < gone {
 						down(tr.vs[i])
 					} else {

@@ -131,8 +131,7 @@ func TestExpiredHoldsAreForgotten(t *testing.T) {
 			tr.acquire(t, tr.d, c)
 			time.Sleep(c.TTL + c.Timeout + time.Millisecond)
 		}
-		tr.d.hs.mu.Lock()
-		defer tr.d.hs.mu.Unlock()
+		synctest.Wait()
 		if n := len(tr.d.hs.byToken); n > 100 {
 			t.Errorf("the driver remembers %d holds of 200 that expired", n)
 		}

@@ -120,6 +120,15 @@ func TestAWaiterThatLeavesLetsTheNextPass(t *testing.T) {
 	})
 }
 
+// A release wakes a waiter that leaves before the message arrives. It passes the message on.
+func TestAWaiterThatLeavesAfterTheReleaseWakesTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLine(t, 3, 2)
+		time.AfterFunc(trip/2, l.cancels[0])
+		l.serve(0, 10*time.Millisecond, 2)
+	})
+}
+
 // A waiter that has died keeps the others from the key for a second, and until one of them looks
 // again.
 func TestADeadWaiterCountsAsGone(t *testing.T) {

@@ -190,17 +190,15 @@ func back(v *redistest.VirtualServer) { v.Proxy.Flow(); v.Proxy.Up() }
 func TestNewSetWithoutAMinorityVotesAtOnce(t *testing.T) {
 	for name, cut := range away {
 		for minority, rest := range map[string]string{"2": "0", "34": "01"} {
-			t.Run(minority+" "+name, func(t *testing.T) {
-				fresh(t, 2*len(minority)+1, nil, func(t *testing.T, tr trial) {
-					tr.each(minority, cut)
-					c := aClaim("k")
-					c.Timeout = 3 * time.Second
-					tr.warm(t, tr.d, c)
-					tr.each(minority, back)
-					time.Sleep(5 * time.Second)
-					tr.each(rest, down)
-					tr.abstains(t, "the minority", tr.another(t), aClaim, minority, absence)
-				})
+			fresh(t, 2*len(minority)+1, nil, func(t *testing.T, tr trial) {
+				tr.each(minority, cut)
+				c := aClaim("k")
+				c.Timeout = 3 * time.Second
+				tr.warm(t, tr.d, c)
+				tr.each(minority, back)
+				time.Sleep(5 * time.Second)
+				tr.each(rest, down)
+				tr.abstains(t, minority+" "+name, tr.another(t), aClaim, minority, absence)
 			})
 		}
 	}
