@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -239,8 +240,12 @@ func progress(g *gather) (flights, waiting int) {
 	return len(g.flights), len(g.waiting)
 }
 
-// allFlights reports whether as many flights are under way as there can be.
+// allFlights reports whether as many flights are under way as there can be, and each has its calls. A
+// flight that has just started would also take a later call.
 func allFlights(s *Store) bool {
-	flights, _ := progress(&s.one.calls)
-	return flights == mostFlights
+	g := &s.one.calls
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	isEmpty := func(f *flight) bool { return len(f.batch) == 0 }
+	return len(g.flights) == mostFlights && !slices.ContainsFunc(g.flights, isEmpty)
 }
