@@ -22,7 +22,8 @@ const (
 	lockNotAvailable     = "55P03"
 	undefinedTable       = "42P01"
 	readOnlyTransaction  = "25006"
-	duplicateObject      = "42P07"
+	duplicateTable       = "42P07"
+	duplicateObject      = "42710" // here the row type of a table
 	uniqueViolation      = "23505"
 	insufficientRights   = "42501"
 	tooManyConnections   = "53300"
@@ -35,6 +36,13 @@ func code(err error) string {
 		return pe.Code
 	}
 	return ""
+}
+
+// isMade reports whether a statement that creates the table has failed because another client has
+// just created the table.
+func isMade(err error) bool {
+	c := code(err)
+	return c == duplicateTable || c == duplicateObject || c == uniqueViolation
 }
 
 func isLockTimeout(err error) bool { return code(err) == lockNotAvailable }

@@ -130,9 +130,10 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 
 	ddl := newStatements(schema, d.options.Table).table
 	_, err := c.Exec(ctx, ddl, pgx.QueryExecModeExec)
-	switch code(err) {
-	case duplicateObject, uniqueViolation:
+	if isMade(err) {
 		return nil
+	}
+	switch code(err) {
 	case insufficientRights:
 		return noRights(err, f.user, schema, d.options.Table)
 	case "3F000":
@@ -144,7 +145,7 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 // makeTable creates the table again after it has vanished.
 func (d *driver) makeTable(ctx context.Context) error {
 	err := d.queryOnce(ctx, d.statements, d.sql.table, func(int, pgx.Rows) error { return nil }, nil)
-	if errors.Is(err, errNoRow) || code(err) == duplicateObject || code(err) == uniqueViolation {
+	if errors.Is(err, errNoRow) || isMade(err) {
 		return nil
 	}
 	return err

@@ -31,8 +31,8 @@ func (b *bench) start(ctx context.Context) {
 		at.Etcd = b.meter.etcd.Client
 	}
 	if needs[onPostgres] {
-		s := pgtest.Start(&b.servers)
-		at.Postgres = "postgres://postgres@" + s.Addr + "/postgres"
+		s := pgtest.Start(&b.servers, "max_connections=1000") // the pools of 64 processes
+		at.Postgres = "postgres://postgres@" + s.Addr + "/postgres?sslmode=disable"
 	}
 	b.at = map[time.Duration]stores{0: at}
 }
