@@ -5,6 +5,7 @@ package pglock_test
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -147,4 +148,26 @@ func TestOlderTable(t *testing.T) {
 	s.Must(t, "CREATE TABLE hasp_locks (key bytea PRIMARY KEY, writer_until timestamptz)")
 	_, err := hasp.Open(t.Context(), urlOf(s.Where(), ""), patient)
 	clear(t, err, "older hasp", "DROP TABLE")
+}
+
+// Many processes may start at once on a new database. Each opens, although only one of them creates
+// the table.
+func TestClientsThatOpenAtOnceShareATable(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Shared(t)
+	for round := range 20 {
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				url := urlOf(s.Where(), fmt.Sprint("&table=locks", round))
+				c, err := hasp.Open(t.Context(), url, patient)
+				if err != nil {
+					t.Errorf("round %d: %v", round, err)
+					return
+				}
+				c.Close()
+			})
+		}
+		all.Wait()
+	}
 }

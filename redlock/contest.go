@@ -11,7 +11,7 @@ import (
 const (
 	wantedFor = time.Second // how long a key counts as contended after a refusal
 	maxWanted = 256         // the most keys that are remembered; others may split votes
-	maxRounds = 3           // how often acquire asks again for a key that was free
+	maxRounds = 3           // how often acquire asks again for a key that may be free
 )
 
 // contest takes keys that other callers may want as well. It knows which keys are contended, and
