@@ -126,10 +126,13 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 		end := clientv3.GetPrefixRangeEnd(from)
 		for from != "" {
 			page, next, err := d.page(ctx, from, end, timeout)
+			switch {
+			case ctx.Err() != nil: // even if the page came before anything noticed that
+				err = ctx.Err()
+			case isContextEnd(err):
+				err = errNoAnswer // the timeout has passed, but the caller's context has not ended
+			}
 			if err != nil {
-				if ctx.Err() == nil && isContextEnd(err) {
-					err = errNoAnswer // the timeout has passed, but the caller's context has not ended
-				}
 				yield(backend.Entry{}, err)
 				return
 			}

@@ -28,12 +28,14 @@ const (
 )
 
 // rest sleeps for as long as a call has lasted, so that the server can serve other clients. The
-// argument began is the start of that call. If ctx ends, rest returns early.
-func rest(ctx context.Context, began time.Time) {
+// argument began is the start of that call. If ctx has ended, rest returns its error, although the
+// call may have had its reply before anything noticed that.
+func rest(ctx context.Context, began time.Time) error {
 	select {
 	case <-time.After(time.Since(began)):
 	case <-ctx.Done():
 	}
+	return ctx.Err()
 }
 
 // Listing says how the records of a strategy are found.
@@ -98,11 +100,13 @@ func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration
 			for some := range slices.Chunk(page, recordsAtOnce) {
 				began := time.Now()
 				entries, err := s.records(ctx, timeout, sc, some, call, status)
+				if err == nil {
+					err = rest(ctx, began)
+				}
 				if err != nil {
 					yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
 					return
 				}
-				rest(ctx, began)
 				for _, e := range entries {
 					if !yield(e, nil) {
 						return
@@ -284,7 +288,9 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 			}
 			all = append(all, v)
 		}
-		rest(ctx, began)
+		if err := rest(ctx, began); err != nil {
+			return nil, err
+		}
 	}
 	return all, nil
 }

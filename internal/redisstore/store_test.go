@@ -234,3 +234,23 @@ func TestDoAllAnswersEachCommandByItself(t *testing.T) {
 		}
 	}
 }
+
+// unnoticed is a context that has ended, although nothing has noticed that yet: its Done channel is
+// still open.
+type unnoticed struct{ context.Context }
+
+func (unnoticed) Err() error { return context.Canceled }
+
+func TestAListEndsWithItsContextThoughTheServerReplied(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, nil)
+	s, _ := prepared(t, srv.URL())
+	script := NewScript(`return 1`)
+	for _, err := range s.List(unnoticed{t.Context()}, "", soon, ByToken, script) {
+		if !errors.Is(err, context.Canceled) {
+			t.Fatalf("an entry, or another error: %v", err)
+		}
+		return
+	}
+	t.Fatal("the list ended without an error")
+}
