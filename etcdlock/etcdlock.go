@@ -21,7 +21,8 @@
 //
 // # Cost
 //
-// A lock of a free key takes one transaction. If the driver has no fresh lease left from an earlier
+// A lock of a free key takes one transaction. While several are under way, further callers go
+// together in the next one, and so do their unlocks. If the driver has no fresh lease left from an earlier
 // hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one call. A
 // waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes a
 // message on streams that all renewals share. One read serves the renewals of up to 100 holds.
@@ -61,7 +62,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Read the files in this order: this one, entry.go, hold.go, token.go, lease.go, wait.go, watch.go,
+// Read the files in this order: this one, entry.go, hold.go, gather.go, token.go, lease.go, wait.go, watch.go,
 // cluster.go, stream.go, beat.go. docs/etcdlock.md says why the protocol is safe.
 
 // etcd counts terms in whole seconds. The shortest term is one and a half times its election
@@ -88,6 +89,7 @@ const closing = time.Second
 type driver struct {
 	cluster *cluster
 	pool    pool
+	changes gather
 	window  int64 // Options.Window in seconds
 	clock   *clock
 	turns   chan struct{}      // has room for the callers that may ask for a lease or a place at once
@@ -171,6 +173,7 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 		return nil, invalid("window %v is below %v", window, minTTL)
 	}
 	d := &driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), waiters: map[*waiter]bool{}}
+	d.changes.d = d
 	d.pool = pool{d: d, idle: map[int64][]*lease{}}
 	conf.Context, d.cancel = context.WithCancel(context.Background())
 	d.open, d.shut = context.WithCancel(conf.Context)

@@ -70,3 +70,16 @@ func Suspendable(d *driver) func(time.Duration) {
 	d.clock.suspended = func() time.Duration { return before() + time.Duration(slept.Load()) }
 	return func(t time.Duration) { slept.Add(int64(t)) }
 }
+
+// MaxFlights is maxFlights.
+const MaxFlights = maxFlights
+
+// Waiting returns how many changes wait for a flight.
+func (d *driver) Waiting() int {
+	d.changes.mu.Lock()
+	defer d.changes.mu.Unlock()
+	return len(d.changes.waiting)
+}
+
+// Unchanged is unchanged.
+func Unchanged(err error) bool { return unchanged(err) }

@@ -99,7 +99,13 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 		rivals += "x"
 	}
 	isFree := clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix()
-	r, err := d.txn(ctx, []clientv3.Cmp{isFree}, []clientv3.Op{put(string(entry.Key), entry.Value, l.id)}, clientv3.OpGet(queueOf(c.Key), clientv3.WithFirstCreate()...))
+	r, err := d.changes.do(&change{
+		ctx:       ctx,
+		key:       c.Key,
+		conds:     []clientv3.Cmp{isFree},
+		then:      []clientv3.Op{put(string(entry.Key), entry.Value, l.id)},
+		otherwise: []clientv3.Op{clientv3.OpGet(queueOf(c.Key), clientv3.WithFirstCreate()...)},
+	})
 	var late error
 	if renewed != nil {
 		if b := <-renewed; err == nil {

@@ -149,7 +149,8 @@ func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte,
 // It returns errGone if the entry has changed since it was read.
 func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op) (int64, error) {
 	same := clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision)
-	r, err := d.txn(ctx, []clientv3.Cmp{same}, []clientv3.Op{op})
+	key, _ := keyOf(string(kv.Key))
+	r, err := d.changes.do(&change{ctx: ctx, key: key, conds: []clientv3.Cmp{same}, then: []clientv3.Op{op}})
 	switch {
 	case err != nil:
 		return 0, err

@@ -218,13 +218,32 @@ func (q *sequence) txn() *pb.TxnRequest {
 	return r
 }
 
+// parts is a transaction of several. Each changes a key of its own, which no range by age contains,
+// because etcd may return entries of one age in any order.
+func (q *sequence) parts() *pb.TxnRequest {
+	r := &pb.TxnRequest{}
+	for i := range 1 + q.r.IntN(4) {
+		part := q.txn()
+		for _, op := range slices.Concat(part.Success, part.Failure) {
+			if put := op.GetRequestPut(); put != nil {
+				put.Key = fmt.Append(nil, "p", i)
+			}
+			if remove := op.GetRequestDeleteRange(); remove != nil {
+				remove.Key = fmt.Append(nil, "p", i)
+			}
+		}
+		r.Success = append(r.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: part}})
+	}
+	return r
+}
+
 // putting is a transaction that only puts an entry.
 func putting(r *pb.PutRequest) *pb.TxnRequest {
 	return &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: r}}}}
 }
 
 func (q *sequence) request() proto.Message {
-	switch q.r.IntN(15) {
+	switch q.r.IntN(18) {
 	case 0, 1:
 		return q.get()
 	case 2, 3, 4, 5:
@@ -237,6 +256,8 @@ func (q *sequence) request() proto.Message {
 		return &pb.LeaseGrantRequest{ID: q.lease(), TTL: int64(600 + q.r.IntN(100))}
 	case 12:
 		return &pb.LeaseRevokeRequest{ID: q.lease()}
+	case 15, 16, 17:
+		return q.parts()
 	case 13:
 		return &pb.LeaseTimeToLiveRequest{ID: q.lease()}
 	}

@@ -95,12 +95,10 @@ func byAge(kvs []*mvccpb.KeyValue) {
 	slices.SortStableFunc(kvs, func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) })
 }
 
-func (s *state) put(r *pb.PutRequest) (*pb.PutResponse, error) {
+// put stores an entry under a lease that exists.
+func (s *state) put(r *pb.PutRequest) *pb.PutResponse {
 	checkFields(r, &pb.PutRequest{Key: r.Key, Value: r.Value, Lease: r.Lease})
 	l := s.leases[r.Lease]
-	if r.Lease != 0 && l == nil {
-		return nil, rpctypes.ErrGRPCLeaseNotFound
-	}
 	s.rev++
 	kv := &mvccpb.KeyValue{Key: r.Key, Value: r.Value, Lease: r.Lease, CreateRevision: s.rev, ModRevision: s.rev, Version: 1}
 	if old := s.kvs[string(r.Key)]; old != nil {
@@ -111,7 +109,7 @@ func (s *state) put(r *pb.PutRequest) (*pb.PutResponse, error) {
 		l.keys[string(kv.Key)] = true
 	}
 	s.kvs[string(kv.Key)] = kv
-	return &pb.PutResponse{Header: header(s.rev)}, nil
+	return &pb.PutResponse{Header: header(s.rev)}
 }
 
 // detach removes an entry from its lease.
@@ -162,45 +160,115 @@ func (s *state) passes(c *pb.Compare) bool {
 // maxOps is etcd's default of --max-txn-ops.
 const maxOps = 128
 
-// txn carries out a transaction. Each branch changes at most one entry, in its first operation. So
-// an error never leaves half of a transaction done.
+// txn carries out a transaction, or several that are the parts of one. As in etcd, the parts change
+// their entries in one revision, and nothing is changed if one of the leases does not exist.
 func (s *state) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
-	if max(len(r.Compare), len(r.Success), len(r.Failure)) > maxOps {
-		return nil, rpctypes.ErrGRPCTooManyOps
+	parts := partsOf(r)
+	if parts == nil {
+		parts = []*pb.TxnRequest{r}
 	}
-	res := &pb.TxnResponse{Succeeded: true}
-	for _, c := range r.Compare {
-		res.Succeeded = s.passes(c) && res.Succeeded
+	var branches []branch
+	for _, part := range parts {
+		if max(len(part.Compare), len(part.Success), len(part.Failure))+len(parts)-1 > maxOps {
+			return nil, rpctypes.ErrGRPCTooManyOps
+		}
+		if s.full && slices.ContainsFunc(slices.Concat(part.Success, part.Failure), isPut) {
+			return nil, rpctypes.ErrGRPCNoSpace
+		}
+		branches = append(branches, s.choose(part))
 	}
-	ops := r.Success
-	if !res.Succeeded {
-		ops = r.Failure
-	}
-	if s.full && slices.ContainsFunc(slices.Concat(r.Success, r.Failure), func(op *pb.RequestOp) bool { return op.GetRequestPut() != nil }) {
-		return nil, rpctypes.ErrGRPCNoSpace
+	for _, b := range branches {
+		if err := s.checkLease(b); err != nil {
+			return nil, err
+		}
 	}
 
-	for i, op := range ops {
+	began := s.rev
+	var answers []*pb.TxnResponse
+	for _, b := range branches {
+		answers = append(answers, s.carryOut(b, began))
+	}
+	if partsOf(r) == nil {
+		answers[0].Header = header(s.rev)
+		return answers[0], nil
+	}
+	res := &pb.TxnResponse{Header: header(s.rev), Succeeded: true}
+	for _, a := range answers {
+		a.Header = &pb.ResponseHeader{}
+		res.Responses = append(res.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseTxn{ResponseTxn: a}})
+	}
+	return res, nil
+}
+
+// partsOf returns the transactions that r consists of, or nil if it is a single one.
+func partsOf(r *pb.TxnRequest) (parts []*pb.TxnRequest) {
+	for _, op := range r.Success {
+		if part := op.GetRequestTxn(); part != nil {
+			parts = append(parts, part)
+		}
+	}
+	if len(parts) > 0 {
+		checkFields(r, &pb.TxnRequest{Success: r.Success})
+	}
+	return parts
+}
+
+func isPut(op *pb.RequestOp) bool { return op.GetRequestPut() != nil }
+
+// branch is the branch of a transaction that its conditions have chosen.
+type branch struct {
+	succeeded bool
+	ops       []*pb.RequestOp
+}
+
+func (s *state) choose(r *pb.TxnRequest) branch {
+	for _, c := range r.Compare {
+		if !s.passes(c) {
+			return branch{ops: r.Failure}
+		}
+	}
+	return branch{succeeded: true, ops: r.Success}
+}
+
+func (s *state) checkLease(b branch) error {
+	for _, op := range b.ops {
+		put := op.GetRequestPut()
+		if put != nil && put.Lease != 0 && s.leases[put.Lease] == nil {
+			return rpctypes.ErrGRPCLeaseNotFound
+		}
+	}
+	return nil
+}
+
+// carryOut carries out a branch of a transaction that began at a revision. Only the first operation
+// of a branch may change an entry.
+func (s *state) carryOut(b branch, began int64) *pb.TxnResponse {
+	res := &pb.TxnResponse{Succeeded: b.succeeded}
+	for i, op := range b.ops {
 		get, put, remove := op.GetRequestRange(), op.GetRequestPut(), op.GetRequestDeleteRange()
+		if get == nil && i > 0 {
+			panic(fmt.Sprintf("memetcd does not imitate %v", op))
+		}
+		now := s.rev
 		o := &pb.ResponseOp{}
 		switch {
 		case get != nil:
 			o.Response = &pb.ResponseOp_ResponseRange{ResponseRange: s.get(get)}
-		case i == 0 && remove != nil:
-			o.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: s.remove(remove)}
-		case i == 0 && put != nil:
-			done, err := s.put(put)
-			if err != nil {
-				return nil, err
-			}
-			o.Response = &pb.ResponseOp_ResponsePut{ResponsePut: done}
+		case remove != nil:
+			s.rev = began
+			done := s.remove(remove)
+			done.Header = header(max(s.rev, now))
+			o.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: done}
+		case put != nil:
+			s.rev = began
+			o.Response = &pb.ResponseOp_ResponsePut{ResponsePut: s.put(put)}
 		default:
-			panic(fmt.Sprintf("memetcd does not imitate %v", r))
+			panic(fmt.Sprintf("memetcd does not imitate %v", op))
 		}
+		s.rev = max(s.rev, now)
 		res.Responses = append(res.Responses, o)
 	}
-	res.Header = header(s.rev)
-	return res, nil
+	return res
 }
 
 func header(rev int64) *pb.ResponseHeader { return &pb.ResponseHeader{Revision: rev} }
