@@ -296,3 +296,33 @@ func TestTLS(t *testing.T) {
 	refused(t, "etcds://"+s.Client+"?"+url.Values{"ca": {cert}}.Encode(), false, "cert and key")
 	refused(t, "etcd://"+s.Client, false, "etcds://")
 }
+
+// Certificates are renewed while the Client lives: the server begins anew with others, and the
+// files that the URL names are written anew.
+func TestCertificatesThatAreRenewed(t *testing.T) {
+	t.Parallel()
+	etcdtest.Need(t)
+	dir := t.TempDir()
+	cert, key, err := testcert.Write(dir, "etcd.example")
+	await.Must(t, err)
+	s := await.Value(newServers(t.TempDir(), 1))[0]
+	s.Args = append(s.Args, "--listen-client-urls", "https://"+s.Client, "--advertise-client-urls", "https://"+s.Client,
+		"--cert-file", cert, "--key-file", key, "--trusted-ca-file", cert, "--client-cert-auth")
+	t.Cleanup(s.Kill)
+	await.Must(t, s.Start())
+	var c *hasp.Client
+	q := url.Values{"ca": {cert}, "cert": {cert}, "key": {key}}
+	eventually(t, "a Client", func() error {
+		c, err = hasp.Open(t.Context(), "etcdlock+etcds://"+s.Client+"?"+q.Encode(), nil)
+		return err
+	})
+	defer c.Close()
+
+	s.Kill()
+	_, _, err = testcert.Write(dir, "etcd.example") // the same files
+	await.Must(t, err)
+	await.Must(t, s.Start())
+	eventually(t, "a lock with the new certificates", func() error {
+		return hasp.Do(t.Context(), c, "tls", func(context.Context, *hasp.Lease) error { return nil })
+	})
+}

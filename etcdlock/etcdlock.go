@@ -40,7 +40,8 @@
 //	cert, key    files of this client's certificate and key, in PEM     (etcds)
 //	server_name  name that the servers' certificates must bear          (etcds)
 //
-// The user needs the permission readwrite on the prefix hasp/.
+// The files are read again for each connection, so that certificates can be renewed. The user needs
+// the permission readwrite on the prefix hasp/.
 //
 // The members must be etcd 3.5 or later.
 package etcdlock
@@ -48,6 +49,7 @@ package etcdlock
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"math"
 	"sync"
@@ -121,6 +123,10 @@ type Options struct {
 	// process. A waiter that died or is cut off delays the waiters behind it for this long. Window
 	// is rounded up to whole seconds. The default is 5 s, the minimum 2 s.
 	Window time.Duration
+
+	// tls reads the files of certificates again, because programs live longer than certificates. It
+	// is nil if the settings of the caller have the certificates.
+	tls func() (*tls.Config, error)
 }
 
 // New returns a Client whose locks are in the etcd of conf. The Client creates etcd clients of its
@@ -168,7 +174,8 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	if len(conf.Endpoints) == 0 {
 		return nil, invalid("conf has no endpoints")
 	}
-	window := cmp.Or(cmp.Or(o, &Options{}).Window, defaultWindow)
+	o = cmp.Or(o, &Options{})
+	window := cmp.Or(o.Window, defaultWindow)
 	if window < minTTL {
 		return nil, invalid("window %v is below %v", window, minTTL)
 	}
@@ -177,7 +184,7 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	d.pool = pool{d: d, idle: map[int64][]*lease{}}
 	conf.Context, d.cancel = context.WithCancel(context.Background())
 	d.open, d.shut = context.WithCancel(conf.Context)
-	d.cluster = &cluster{conf: settings(conf), all: conf.Endpoints, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context}
+	d.cluster = &cluster{conf: settings(conf), tls: o.tls, all: conf.Endpoints, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context}
 	d.cluster.spawn(d.tick)
 	return d, nil
 }
