@@ -48,9 +48,6 @@ var goBlock = regexp.MustCompile("(?ms)^```go\n(.*?)^```$")
 // of blocks.
 func TestPagesShowTheCode(t *testing.T) {
 	pages := map[string]int{"integrations": 6, "recipes": 5, "telemetry": 3, "drivers": 8, "testing": 2}
-	for _, from := range []string{"etcd", "redislock", "redisson", "redsync", "rueidislock", "shedlock", "spring"} {
-		pages["from/"+from] = 1
-	}
 	for name, least := range pages {
 		page := await.Value(os.ReadFile("../../docs/" + name + ".md"))
 		files := []string{name + ".go"}
@@ -59,8 +56,6 @@ func TestPagesShowTheCode(t *testing.T) {
 			files = []string{"rowlock/rowlock.go", "rowlock/rowlock_test.go"}
 		case name == "testing":
 			files = []string{"../../hasptest/example_test.go"}
-		case strings.HasPrefix(name, "from/"):
-			files = []string{"../../lab/from/from.go"}
 		}
 		var code string
 		for _, file := range files {

@@ -1,12 +1,18 @@
+// Package from tests the examples of docs/from.md. Each is a package below this one, and runs beside
+// the same program with the other library.
 package from
 
 import (
 	"context"
 	"errors"
 	"os"
+	"path"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
 	redsyncredis "github.com/go-redsync/redsync/v4/redis"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
@@ -14,6 +20,7 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/redis/rueidis/rueidislock"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
 
 	"github.com/hasplock/hasp"
@@ -21,6 +28,13 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/etcdtest"
 	"github.com/hasplock/hasp/internal/redistest"
+	fromEtcd "github.com/hasplock/hasp/lab/from/etcd"
+	fromRedislock "github.com/hasplock/hasp/lab/from/redislock"
+	fromRedisson "github.com/hasplock/hasp/lab/from/redisson"
+	fromRedsync "github.com/hasplock/hasp/lab/from/redsync"
+	fromRueidislock "github.com/hasplock/hasp/lab/from/rueidislock"
+	fromShedlock "github.com/hasplock/hasp/lab/from/shedlock"
+	fromSpring "github.com/hasplock/hasp/lab/from/spring"
 	"github.com/hasplock/hasp/pubsublock"
 	"github.com/hasplock/hasp/redlock"
 	"github.com/hasplock/hasp/spinlock"
@@ -29,6 +43,71 @@ import (
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 var must = await.Must
+
+// work is what the program does under the lock.
+type work func(context.Context) error
+
+var goBlock = regexp.MustCompile("(?ms)^```go\n(package from(\\w+)\n.*?)^```$")
+
+// Each block of Go code on the page is a file of a package, which the tests below run.
+func TestPageShowsTheCode(t *testing.T) {
+	page := string(await.Value(os.ReadFile("../../docs/from.md")))
+	blocks := goBlock.FindAllStringSubmatch(page, -1)
+	if n := strings.Count(page, "```go"); n != 7 || len(blocks) != n {
+		t.Fatalf("the page has %d blocks of Go, and %d of them are files", n, len(blocks))
+	}
+	for _, b := range blocks {
+		name := b[2]
+		code := await.Value(os.ReadFile(path.Join(name, name+".go")))
+		if b[1] != string(code) {
+			t.Errorf("the block is not %s.go:\n%s", name, b[1])
+		}
+	}
+}
+
+func redsyncBefore(ctx context.Context, rs *redsync.Redsync, do work) error {
+	m := rs.NewMutex("report", redsync.WithExpiry(30*time.Second))
+	if err := m.LockContext(ctx); err != nil {
+		return err
+	}
+	err := do(ctx) // must end within 30 s, or call m.ExtendContext
+	_, uerr := m.UnlockContext(context.WithoutCancel(ctx))
+	return errors.Join(err, uerr)
+}
+
+func redislockBefore(ctx context.Context, rdb *redis.Client, do work) error {
+	lock, err := redislock.New(rdb).Obtain(ctx, "report", 30*time.Second, &redislock.Options{
+		RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond),
+	})
+	if err != nil {
+		return err
+	}
+	err = do(ctx) // must end within 30 s, or call lock.Refresh
+	return errors.Join(err, lock.Release(context.WithoutCancel(ctx)))
+}
+
+func rueidislockBefore(ctx context.Context, locker rueidislock.Locker, do work) error {
+	ctx, unlock, err := locker.WithContext(ctx, "report")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return do(ctx)
+}
+
+func etcdBefore(ctx context.Context, client *clientv3.Client, do work) error {
+	session, err := concurrency.NewSession(client, concurrency.WithTTL(10), concurrency.WithContext(ctx))
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	m := concurrency.NewMutex(session, "report")
+	if err := m.Lock(ctx); err != nil {
+		return err
+	}
+	err = do(ctx) // must also watch session.Done
+	return errors.Join(err, m.Unlock(context.WithoutCancel(ctx)))
+}
 
 // check runs the code before and after a migration. shares says whether both exclude the callers
 // of locks.
@@ -66,14 +145,14 @@ func TestRedsync(t *testing.T) {
 	rs := redsync.New(pools...)
 	check(t, await.Value(redlock.New(masters, nil)), true,
 		func(ctx context.Context, do work) error { return redsyncBefore(ctx, rs, do) },
-		func(ctx context.Context, do work) error { return redsyncAfter(ctx, masters, do) })
+		func(ctx context.Context, do work) error { return fromRedsync.Report(ctx, masters, do) })
 }
 
 func TestRedislock(t *testing.T) {
 	rdb := server(t)
 	check(t, await.Value(spinlock.New(rdb, nil)), true,
 		func(ctx context.Context, do work) error { return redislockBefore(ctx, rdb, do) },
-		func(ctx context.Context, do work) error { return redislockAfter(ctx, rdb, do) })
+		func(ctx context.Context, do work) error { return fromRedislock.Report(ctx, rdb, do) })
 }
 
 func TestRueidislock(t *testing.T) {
@@ -85,27 +164,28 @@ func TestRueidislock(t *testing.T) {
 	locks := await.Value(spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "rueidislock:0:"}}))
 	check(t, locks, true,
 		func(ctx context.Context, do work) error { return rueidislockBefore(ctx, locker, do) },
-		func(ctx context.Context, do work) error { return rueidislockAfter(ctx, locks, do) })
+		func(ctx context.Context, do work) error { return fromRueidislock.Report(ctx, rdb, do) })
 }
 
 func TestEtcd(t *testing.T) {
 	addr := etcdtest.Start(t, 1)[0].Client
-	client := await.Value(clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()}))
+	config := clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()}
+	client := await.Value(clientv3.New(config))
 	defer client.Close()
 	locks := await.Value(hasp.Open(t.Context(), "etcdlock+etcd://"+addr, nil))
 	check(t, locks, false, func(ctx context.Context, do work) error { return etcdBefore(ctx, client, do) })
-	check(t, locks, true, func(ctx context.Context, do work) error { return etcdAfter(ctx, locks, do) })
+	check(t, locks, true, func(ctx context.Context, do work) error { return fromEtcd.Report(ctx, config, do) })
 }
 
 func TestJava(t *testing.T) {
 	rdb := server(t)
 	redisson := await.Value(pubsublock.New(rdb, nil))
-	check(t, redisson, true, func(ctx context.Context, do work) error { return redissonAfter(ctx, redisson, do) })
+	check(t, redisson, true, func(ctx context.Context, do work) error { return fromRedisson.Report(ctx, rdb, do) })
 	spring := await.Value(spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "registry:"}}))
-	check(t, spring, true, func(ctx context.Context, do work) error { return springAfter(ctx, spring, do) })
+	check(t, spring, true, func(ctx context.Context, do work) error { return fromSpring.Report(ctx, rdb, do) })
 
 	// The min hold keeps the key after the job.
 	jobs := await.Value(spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "jobs:", TTL: time.Minute}}))
-	shed := func(ctx context.Context, do work) error { return shedlockAfter(ctx, jobs, do) }
+	shed := func(ctx context.Context, do work) error { return fromShedlock.Report(ctx, jobs, do) }
 	check(t, jobs, true, shed)
 }
