@@ -182,6 +182,7 @@ var (
 	noAnchor = regexp.MustCompile(`[^\w\- ]`)
 	testName = regexp.MustCompile(`\bTest[A-Z]\w+`)
 	testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	testFile = regexp.MustCompile("`([\\w/]+_test\\.go)`") // as a path from the root
 )
 
 func TestLinksLeadSomewhere(t *testing.T) {
@@ -223,6 +224,11 @@ func TestNamedTestsExist(t *testing.T) {
 		for _, test := range testName.FindAllString(text, -1) {
 			if !exist[test] {
 				t.Errorf("%s: there is no %s", page, test)
+			}
+		}
+		for _, m := range testFile.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+				t.Errorf("%s: %v", page, err)
 			}
 		}
 	}
