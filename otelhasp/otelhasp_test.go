@@ -87,7 +87,7 @@ func (m meter) want(t *testing.T, want map[string]int64) {
 	}
 }
 
-// The names, kinds and units are as in docs/telemetry.md, and all counters exist before the first
+// The names, kinds and units are as in the package comment, and all counters exist before the first
 // lock. The metrics marked * are up-down counters.
 func TestInstruments(t *testing.T) {
 	m := newMeter()

@@ -85,7 +85,6 @@ func shell(t *testing.T, line string, env ...string) {
 // elsewhere has the pages whose programs need other modules. Tests of those modules run them.
 var elsewhere = []string{
 	"docs/from.md", "docs/integrations.md", "docs/recipes.md", "docs/drivers.md", "docs/telemetry.md",
-	"docs/pglock.md", "docs/etcdlock.md",
 }
 
 func TestProgramsRun(t *testing.T) {
