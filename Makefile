@@ -14,7 +14,7 @@ fmt:
 vet:
 	go vet ./...
 	for s in windows/amd64 darwin/arm64 freebsd/amd64 linux/386; do \
-		GOOS=$${s%/*} GOARCH=$${s#*/} CGO_ENABLED=0 go vet . ./memlock ./filelock ./internal/hostclock || exit 1; \
+		GOOS=$${s%/*} GOARCH=$${s#*/} CGO_ENABLED=0 go vet . ./memlock ./filelock ./internal/clock || exit 1; \
 	done
 
 staticcheck:

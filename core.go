@@ -11,18 +11,18 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/lazyctx"
 )
 
-// This file contains the bottom of the engine: the core, the clock, and the calls to the driver.
+// This file contains the bottom of the engine: the core, and the calls to the driver.
 
 // core is what the parts of a Client share: the settings that never change, the mutex, and the
 // count of the goroutines that Close waits for.
 type core struct {
 	opts   Options
 	traits backend.Traits
-	clock  *clock
+	clock  *clock.Clock
 	trip   atomic.Int64 // moving average of how long one call to the store takes, as a time.Duration
 
 	closing context.Context // ends with ErrClosed when Close begins
@@ -43,7 +43,7 @@ func newCore(opts Options, traits backend.Traits) *core {
 	c := &core{
 		opts:   opts,
 		traits: traits,
-		clock:  newClock(hostclock.Suspended, traits.Reach == backend.Process),
+		clock:  clock.New(clock.Suspended, traits.Reach == backend.Process),
 		closed: make(chan struct{}),
 	}
 	c.changed = sync.NewCond(&c.mu)
@@ -150,98 +150,6 @@ const minSleep = 100 * time.Microsecond
 // jitter returns a random duration between d/2 and d.
 func jitter(d time.Duration) time.Duration {
 	return d - rand.N(d/2+1)
-}
-
-// instant is a moment by a Client's clock, in nanoseconds since the Client was created. 0 means no
-// moment. An instant includes the suspends that the clock notices (see clock.local and package
-// hostclock). A time "of clock.awake" is an instant that does not include suspends.
-type instant int64
-
-// never is an instant that is later than every deadline.
-const never = instant(1<<63 - 1)
-
-// add returns t + d, or the constant never if the sum would be larger.
-func (t instant) add(d time.Duration) instant {
-	if d > 0 && t > never-instant(d) {
-		return never
-	}
-	return t + instant(d)
-}
-
-// clock is Go's monotonic clock plus the time for which the machine has slept. Inside a synctest
-// bubble, Go's clock is virtual.
-//
-// Only the method read reads the time of sleep, at most once a millisecond, because a reading takes
-// system calls. The engine calls read before and after each call that acquires or renews a hold, in
-// Lease.Err, and once a second while leases are held. The method now uses the last reading.
-type clock struct {
-	base      time.Time            // just before the clock was created
-	suspended func() time.Duration // returns how long the machine has slept since its boot; only differences are used
-	local     bool                 // the store is in this process, so suspends do not count
-	before    time.Duration        // suspended() when the clock was created
-	slept     atomic.Int64         // the largest suspended() − before so far
-	nextCheck atomic.Int64         // when read must call suspended again: a time of Go's clock, counted from base
-}
-
-// checkInterval is how long the method read uses the last reading. Go's clock measures this time,
-// and stops during a suspend. Therefore read may notice a suspend up to checkInterval late.
-const checkInterval = time.Millisecond
-
-func newClock(suspended func() time.Duration, local bool) *clock {
-	k := &clock{base: time.Now().Add(-1), suspended: suspended, local: local, before: suspended()}
-	// Take the largest of several readings. If the process pauses during a reading, that reading is
-	// too small, and the pause would later count as a suspend.
-	for range 3 {
-		k.before = max(k.before, suspended())
-	}
-	return k
-}
-
-// now returns the time of Go's clock plus the last reading of the time of sleep.
-func (k *clock) now() instant {
-	return instant(int64(time.Since(k.base)) + k.slept.Load())
-}
-
-// awake returns the present time without the time of sleep.
-func (k *clock) awake() instant { return instant(time.Since(k.base)) }
-
-// minSuspend is the shortest suspend that counts. Even without a suspend, readings of two clocks
-// may differ by less than that.
-const minSuspend = int64(time.Millisecond)
-
-// read returns the instant now, and how long the machine has slept; now − slept is the time of
-// clock.awake. It reads the time of sleep anew if the last reading is older than checkInterval.
-func (k *clock) read() (now instant, slept int64) {
-	awake := int64(time.Since(k.base))
-	slept = k.slept.Load()
-	if k.local || awake < k.nextCheck.Load() {
-		return instant(awake + slept), slept
-	}
-
-	seen := int64(k.suspended() - k.before)
-	// Store only a larger value, because instants must not go back, and another goroutine may have
-	// stored a larger value meanwhile.
-	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
-		slept = k.slept.Load()
-	}
-	k.nextCheck.Store(awake + int64(checkInterval)) // only after slept is stored; otherwise another goroutine would use the old slept
-	slept = k.slept.Load()
-	return instant(int64(time.Since(k.base)) + slept), slept // both results include the same slept
-}
-
-// at converts the time t of this process's clock to an instant. The argument slept is how long the
-// machine had slept when t was read, or at an earlier moment. If a suspend came between that moment
-// and t, the result is too early, which is safe for a deadline.
-func (k *clock) at(t time.Time, slept int64) instant {
-	return instant(int64(t.Sub(k.base)) + slept)
-}
-
-// time converts t to a time.Time, for people and for timers.
-func (k *clock) time(t instant) time.Time {
-	// Compute the result from the present time. The wall clock of a time computed from base would
-	// lack the suspends since base was read.
-	now := time.Now()
-	return now.Add(time.Duration(int64(t)-k.slept.Load()) - now.Sub(k.base))
 }
 
 // grace is how long a call may take to return after its context has ended, so that the driver can
@@ -447,7 +355,7 @@ func run[T any](s *store, ctx context.Context, bound time.Duration, leave, quit 
 
 // release calls the driver's Release, even if ctx has ended. The release leaves the key taken until
 // the instant keep, unless keep is 0.
-func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) error {
+func (s *store) release(ctx context.Context, cl backend.Claim, keep clock.Instant) error {
 	if ctx.Done() != nil { // if Done returns nil, WithoutCancel would only cost memory
 		ctx = context.WithoutCancel(ctx)
 	}
@@ -466,12 +374,12 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep instant) err
 
 // keeping returns cl for a release that begins now. It sets KeepUntil unless the instant keep is
 // past. Each release computes it anew, because the machine may have slept since the last release.
-func (s *store) keeping(cl backend.Claim, keep instant) backend.Claim {
+func (s *store) keeping(cl backend.Claim, keep clock.Instant) backend.Claim {
 	if keep == 0 {
 		return cl
 	}
-	if now, _ := s.clock.read(); now < keep {
-		cl.KeepUntil = s.clock.time(keep)
+	if now, _ := s.clock.Read(); now < keep {
+		cl.KeepUntil = s.clock.Time(keep)
 	}
 	return cl
 }

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // Handle is a hold without a lease: [Lease.Detach] returns it, and [Client.Resume] creates a lease
@@ -87,12 +88,12 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 		return x, err
 	}
 	x = Handle{Key: l.key, Token: h.claim.Token, Owner: h.claim.Owner, TTL: h.claim.TTL, Fence: h.fence,
-		Shared: h.claim.Shared, Slot: l.slot, Until: r.clock.time(instant(h.deadline.Load())).Round(0)}
+		Shared: h.claim.Shared, Slot: l.slot, Until: r.clock.Time(clock.Instant(h.deadline.Load())).Round(0)}
 	if h.keep != 0 {
-		x.MinHold = r.clock.time(h.keep).Round(0)
+		x.MinHold = r.clock.Time(h.keep).Round(0)
 	}
-	if end := min(h.limit, l.maxHold); end != never {
-		x.MaxHold = r.clock.time(end).Round(0)
+	if end := min(h.limit, l.maxHold); end != clock.Never {
+		x.MaxHold = r.clock.Time(end).Round(0)
 	}
 
 	// A renewal in flight cannot shorten the term, and its answer is ignored.
@@ -141,7 +142,7 @@ func (l *Lease) detachableLocked() error {
 // Of the options, Resume takes only WithTTL, WithoutRenewal and WithMaxHold; others are ErrInvalid.
 // A new max hold counts from now, and cannot end later than that of the detached lease.
 func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, error) {
-	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: never}
+	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: clock.Never}
 	w.r.apply(opts)
 	return w.observed(ctx, func(ctx context.Context) (*Lease, error) { return w.resume(ctx, x) })
 }
@@ -150,21 +151,21 @@ func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, 
 var errNoHold = errors.New("this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store, strategy or prefix: lock the key again if you still need it")
 
 // resumed contains the tokens of handles that a Client has resumed, or resumes now. The value is the
-// time of clock.awake from which on the store cannot have the token, or never while that is not
+// time of Clock.Awake from which on the store cannot have the token, or never while that is not
 // known. A Detach, and an Unlock that has freed the key, remove the token.
-type resumed map[string]instant
+type resumed map[string]clock.Instant
 
 // reserve records that the Client resumes a token. The call comes before the call to the store, so
 // that a second Resume cannot renew a hold whose first lease is being unlocked.
 func (r *renewer) reserve(token string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := r.clock.awake()
-	maps.DeleteFunc(r.resumed, func(_ string, until instant) bool { return until < now })
+	now := r.clock.Awake()
+	maps.DeleteFunc(r.resumed, func(_ string, until clock.Instant) bool { return until < now })
 	if r.resumed[token] != 0 {
 		return fmt.Errorf("%w: this Client has resumed the handle already", ErrInvalid)
 	}
-	r.resumed[token] = never
+	r.resumed[token] = clock.Never
 	return nil
 }
 
@@ -173,8 +174,8 @@ func (r *renewer) reserve(token string) error {
 // Resume.
 func (r *renewer) unreserveLocked(h *hold) {
 	if r.resumed[h.claim.Token] != 0 {
-		left := max(time.Duration(h.kept-r.clock.now()), 0)
-		r.resumed[h.claim.Token] = r.clock.awake().add(left + r.opts.Timeout)
+		left := max(time.Duration(h.kept-r.clock.Now()), 0)
+		r.resumed[h.claim.Token] = r.clock.Awake().Add(left + r.opts.Timeout)
 	}
 }
 
@@ -203,7 +204,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 			delete(c.renewer.resumed, x.Token)
 		}
 	}()
-	start, slept := c.clock.read()
+	start, slept := c.clock.Read()
 	w.tries = 1
 	// If the outcome is unknown, do not release the hold, because the handle can still resume it.
 	g, err := call(&c.store, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
@@ -211,10 +212,10 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 		c.store.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 		return g, err
 	}, nil)
-	now, _ := c.clock.read()
-	until := start.add(cl.TTL - backend.Drift(cl.TTL))
+	now, _ := c.clock.Read()
+	until := start.Add(cl.TTL - backend.Drift(cl.TTL))
 	if !g.Until.IsZero() {
-		until = c.clock.at(g.Until, slept)
+		until = c.clock.At(g.Until, slept)
 	}
 	switch {
 	case errors.Is(err, ErrLost):
@@ -232,7 +233,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 	if err := r.bound(x.MaxHold); err != nil { // again, because the call took time from the max hold
 		return nil, err
 	}
-	h.kept = max(h.kept, now.add(time.Until(x.Until))) // Detach may have asked for a longer term
+	h.kept = max(h.kept, now.Add(time.Until(x.Until))) // Detach may have asked for a longer term
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,7 +246,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 	c.queue.callers++
 	l = h.startLocked(ctx, r, ln, 0, false)
 	if left := time.Until(x.MinHold); left > 0 {
-		h.keep = now.add(left)
+		h.keep = now.Add(left)
 	}
 	return l, nil
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // hold is one token's hold of a key in the store. It has one lease, or several by re-entry.
@@ -24,27 +25,27 @@ type hold struct {
 	renewer  *renewer      // renews the hold, and has pointers to the other parts of the Client
 	claim    backend.Claim // the claim that renewals and the release send; its TTL is guarded by mu
 	fence    uint64        // 0 unless a fence was asked for
-	asked    instant       // when the call began that got the grant
-	granted  instant       // when the grant was received
-	deadline atomic.Int64  // instant until which the lease is trusted; written under mu
+	asked    clock.Instant // when the call began that got the grant
+	granted  clock.Instant // when the grant was received
+	deadline atomic.Int64  // Instant until which the lease is trusted; written under mu
 
 	// All below is guarded by mu.
 	line   *line    // the line of its key
 	leases []*Lease // its leases that are neither lost nor unlocked, outer ones first
 
 	// The state in the store, as far as this Client can tell.
-	kept      instant // latest end of all requested terms, answered or not; the store may keep the hold until then
-	confirmed instant // start of the last call that confirmed the hold; see newHold for a Waiter's grant
-	raised    instant // when a re-entry raised the term that renewals ask for; earlier calls asked for less
-	limit     instant // the end of WithMaxHold, or never; renewals ask for a term that ends just after it
-	keep      instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
+	kept      clock.Instant // latest end of all requested terms, answered or not; the store may keep the hold until then
+	confirmed clock.Instant // start of the last call that confirmed the hold; see newHold for a Waiter's grant
+	raised    clock.Instant // when a re-entry raised the term that renewals ask for; earlier calls asked for less
+	limit     clock.Instant // the end of WithMaxHold, or Never; renewals ask for a term that ends just after it
+	keep      clock.Instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
 
 	// The fields from due to lapsed describe the renewal of the hold.
-	due      instant       // when the next renewal is due
-	planned  instant       // when the field due was set
+	due      clock.Instant // when the next renewal is due
+	planned  clock.Instant // when the field due was set
 	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
 	failure  error         // error of the last failed renewal; nil after a renewal that succeeded
-	orphaned instant       // when a renewal first noticed that the contexts of all Locks have ended; 0 until then
+	orphaned clock.Instant // when a renewal first noticed that the contexts of all Locks have ended; 0 until then
 	failed   int32         // renewals in a row that failed or had no answer; a release without an answer counts as well
 	index    int32         // its index in the renewer's heap; -1 before its start and after its end
 	joined   int32         // how many leases it has had so far
@@ -56,9 +57,9 @@ type hold struct {
 	unheard atomic.Bool // see backend.Claim; not guarded by mu
 
 	// See "A key lingers" in queue.go.
-	mayLinger bool    // its present or last caller has WithLinger
-	lingers   instant // when it stops lingering; 0 if it does not linger
-	ghost     *Lease  // nil until it lingers for the first time
+	mayLinger bool          // its present or last caller has WithLinger
+	lingers   clock.Instant // when it stops lingering; 0 if it does not linger
+	ghost     *Lease        // nil until it lingers for the first time
 
 	// The first lease and its place in leases are part of the hold, to save two allocations.
 	first Lease
@@ -78,26 +79,26 @@ var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDe
 // newHold returns the hold that g grants. The argument start is the time at which the call began,
 // and slept is how long the machine had slept at that time. If the grant's term ended before the
 // answer came, newHold has the reaper release the token, and returns errLate.
-func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now instant, slept int64) (*hold, error) {
+func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Instant, slept int64) (*hold, error) {
 	cl.Handle = g.Handle
 	term := cl.TTL - backend.Drift(cl.TTL)
-	until := start.add(term)
+	until := start.Add(term)
 	if !g.Until.IsZero() {
-		until = r.clock.at(g.Until, slept)
+		until = r.clock.At(g.Until, slept)
 	}
 	if now >= until {
 		r.reaper.add(cl, reapOnce)
 		return nil, errLate
 	}
 
-	h := &hold{renewer: r, claim: cl, fence: g.Fence, asked: start, granted: now, kept: now.add(cl.TTL), limit: never, index: -1}
+	h := &hold{renewer: r, claim: cl, fence: g.Fence, asked: start, granted: now, kept: now.Add(cl.TTL), limit: clock.Never, index: -1}
 	h.claim.Unheard = &h.unheard
 
 	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
 	// a Waiter has granted less than a whole term, the start of the term is not known. In that
 	// case, the time until the renewal counts from now. If the driver is also Ordered, it handed
 	// the key over by a message, so the hold was confirmed now.
-	began := until.add(-term)
+	began := until.Add(-term)
 	since := min(max(start, began), now)
 	h.confirmed = since
 	if began < start {
@@ -148,7 +149,7 @@ func (h *hold) dropLocked(i int) {
 	h.claim.TTL = ttl
 }
 
-func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lease {
+func (h *hold) addLeaseLocked(ctx context.Context, r *request, now clock.Instant) *Lease {
 	// The hold has room for its first lease. Later ones are allocated.
 	l := &h.first
 	if l.hold != nil {
@@ -159,12 +160,12 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now instant) *Lea
 		l.parent = r.parent
 	}
 	l.id, l.op, l.ttl = r.id, r.op, r.ttl
-	l.since, l.maxHold = now, never
+	l.since, l.maxHold = now, clock.Never
 	if r.maxHold > 0 {
-		l.maxHold = l.since.add(r.maxHold)
+		l.maxHold = l.since.Add(r.maxHold)
 	}
 	if r.minHold > 0 {
-		l.keep = l.since.add(r.minHold) // the min hold counts after the call has returned; see countMinHold
+		l.keep = l.since.Add(r.minHold) // the min hold counts after the call has returned; see countMinHold
 	}
 
 	if h.leases == nil {
@@ -184,9 +185,9 @@ const renewalsPerT = 3
 // renewalTime returns the time at which to renew a term that began at the time since. That is a
 // third of the term later, less a random part of up to a tenth of that third. So the renewals of
 // holds that were taken together become due at different times.
-func renewalTime(since instant, term time.Duration) instant {
+func renewalTime(since clock.Instant, term time.Duration) clock.Instant {
 	third := term / renewalsPerT
-	return since.add(third - rand.N(third/10+1))
+	return since.Add(third - rand.N(third/10+1))
 }
 
 // callEndedLocked records that the renewal or Extend in flight has ended.
@@ -203,7 +204,7 @@ func (h *hold) callEndedLocked() {
 type holdHeap []scheduled
 
 type scheduled struct {
-	next instant
+	next clock.Instant
 	hold *hold
 }
 
@@ -231,7 +232,7 @@ func (q holdHeap) place(i int, s scheduled) {
 // scheduleLocked puts h into the heap, or moves it if its time has changed.
 func (r *renewer) scheduleLocked(h *hold) {
 	// The renewer serves h when a renewal is due, or when h or one of its leases ends.
-	next := min(instant(h.deadline.Load()), h.limit, cmp.Or(h.lingers, never))
+	next := min(clock.Instant(h.deadline.Load()), h.limit, cmp.Or(h.lingers, clock.Never))
 	for _, l := range h.leases {
 		next = min(next, l.maxHold)
 	}
@@ -277,7 +278,7 @@ func (r *renewer) unscheduleLocked(h *hold) {
 // times of x; the caller may have set the others.
 func (h *hold) reapLocked(x *reap) {
 	x.claim, x.times = h.claim, reapOnce
-	h.renewer.reaper.addLocked(x, max(time.Duration(h.kept-h.renewer.clock.now()), 0))
+	h.renewer.reaper.addLocked(x, max(time.Duration(h.kept-h.renewer.clock.Now()), 0))
 }
 
 // revokedLocked ends h, which the store does not have any more, and returns its leases as
@@ -292,7 +293,7 @@ func (h *hold) revokedLocked() []*Lease {
 
 // suspectLocked handles a Break that may have broken h: no later caller gets h, and a renewal asks
 // the store now.
-func (h *hold) suspectLocked(now instant) {
+func (h *hold) suspectLocked(now clock.Instant) {
 	h.unpassed = true
 	h.due, h.planned = now, now
 	h.renewer.scheduleLocked(h)
@@ -300,8 +301,8 @@ func (h *hold) suspectLocked(now instant) {
 
 // endExpiredLocked ends the leases of h whose time has passed, and returns them. The caller must
 // call endContext on each of them after it has released mu.
-func (h *hold) endExpiredLocked(now instant) []*Lease {
-	end := min(instant(h.deadline.Load()), h.limit)
+func (h *hold) endExpiredLocked(now clock.Instant) []*Lease {
+	end := min(clock.Instant(h.deadline.Load()), h.limit)
 	switch {
 	case h.lingers != 0 && now >= min(h.lingers, end):
 		h.endLingerLocked(nil) // releases the token, which nobody would unlock
@@ -334,7 +335,7 @@ func (h *hold) endExpiredLocked(now instant) []*Lease {
 // lapseLocked returns why h, whose time has passed, is lost.
 func (h *hold) lapseLocked() *LostError {
 	switch {
-	case h.limit <= instant(h.deadline.Load()):
+	case h.limit <= clock.Instant(h.deadline.Load()):
 		return &LostError{Reason: LostMaxHold}
 	case h.failure != nil:
 		return &LostError{LostUnanswered, h.failure}
@@ -407,7 +408,7 @@ const reapSoon = 100 * time.Millisecond
 // from calls of unknown outcome, late grants, lost holds, and places in a queue that were given up.
 // It has one goroutine, which runs while there is work, and one more for each release in flight.
 //
-// Its times come from clock.awake, because a command may reach the store only after a suspend, and
+// Its times come from Clock.Awake, because a command may reach the store only after a suspend, and
 // its token must still be released then.
 type reaper struct {
 	*store
@@ -421,9 +422,9 @@ type reaper struct {
 
 type reap struct {
 	claim  backend.Claim
-	keep   instant       // end of the min hold, until which the release leaves the key taken; or 0
-	at     instant       // the time of clock.awake at which the next try is due
-	until  instant       // the time of clock.awake at which the token has expired in the store
+	keep   clock.Instant // end of the min hold, until which the release leaves the key taken; or 0
+	at     clock.Instant // the time of Clock.Awake at which the next try is due
+	until  clock.Instant // the time of Clock.Awake at which the token has expired in the store
 	times  int           // how many more releases must free the token or find it gone
 	soon   bool          // a release has found the token gone, and another one followed soon
 	failed int           // number of releases in a row that failed in another way
@@ -484,10 +485,10 @@ func (r *reaper) addLocked(x *reap, kept time.Duration) {
 		return
 	}
 
-	x.at = r.clock.awake()
-	x.until = x.at.add(kept + r.opts.Timeout)
+	x.at = r.clock.Awake()
+	x.until = x.at.Add(kept + r.opts.Timeout)
 	if x.failed > 0 {
-		x.at = x.at.add(jitter(firstRetry))
+		x.at = x.at.Add(jitter(firstRetry))
 	}
 	r.insert(x)
 	if !r.running {
@@ -503,7 +504,7 @@ func (r *reaper) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		now := r.clock.awake()
+		now := r.clock.Awake()
 		closing := r.closing.Err() != nil
 		r.mu.Lock()
 		wait := r.startReleasesLocked(now, closing)
@@ -529,7 +530,7 @@ func (r *reaper) run() {
 
 // startReleasesLocked starts the releases that are due, within the bounds. It returns how long to
 // wait for the next one.
-func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
+func (r *reaper) startReleasesLocked(now clock.Instant, closing bool) time.Duration {
 	for len(r.queue) > 0 && r.active < maxReaping {
 		// Drop a token that has expired. If Close has begun, also drop one whose last release
 		// failed.
@@ -546,7 +547,7 @@ func (r *reaper) startReleasesLocked(now instant, closing bool) time.Duration {
 		if x.failed > 0 && r.active >= maxRepeats {
 			// Delay repeats while many calls are in flight, so that repeats do not delay releases
 			// that were not tried yet.
-			x.at = now.add(x.backoff(r.opts.Timeout))
+			x.at = now.Add(x.backoff(r.opts.Timeout))
 			r.insert(x)
 			continue
 		}
@@ -570,13 +571,13 @@ func (r *reaper) try(x *reap) {
 	defer poke(r.wake)
 	r.active--
 
-	now := r.clock.awake()
+	now := r.clock.Awake()
 	if settled {
 		x.over()
 		x.failed = 0
-		x.at = now.add(x.settle(err != nil, r.opts.Timeout))
+		x.at = now.Add(x.settle(err != nil, r.opts.Timeout))
 	} else {
-		x.at = now.add(x.backoff(r.opts.Timeout))
+		x.at = now.Add(x.backoff(r.opts.Timeout))
 		x.failed++
 	}
 	if x.times > 0 && r.closing.Err() == nil {

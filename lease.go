@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // Lease is one caller's share of a hold. Callers that re-enter a key share the hold. A lease ends
@@ -24,9 +25,9 @@ type Lease struct {
 	op      string                       // Op of its events
 	parent  context.Context              // Lock's context
 	around  *Lease                       // the innermost lease in the context of Lock's caller, or nil
-	since   instant                      // when the caller got the lease
-	maxHold instant                      // deadline of WithMaxHold, or never
-	keep    instant                      // end of WithMinHold, or 0
+	since   clock.Instant                // when the caller got the lease
+	maxHold clock.Instant                // deadline of WithMaxHold, or Never
+	keep    clock.Instant                // end of WithMinHold, or 0
 	loss    *LostError                   // why it was lost; set before state becomes lost
 	ctx     atomic.Pointer[leaseContext] // created by the first call of Context
 	state   atomic.Int32                 // one of the states below; written under mu
@@ -77,7 +78,7 @@ func (l *Lease) Slot() int { return max(l.slot-1, 0) }
 
 // Expires returns the time at which the lease ends if no further renewal succeeds. The lease's
 // context ends at that time at the latest.
-func (l *Lease) Expires() time.Time { return l.hold.renewer.clock.time(l.end()) }
+func (l *Lease) Expires() time.Time { return l.hold.renewer.clock.Time(l.end()) }
 
 // Err returns nil while the lease is held, ErrReleased after Unlock or Detach, and ErrClosed after
 // the Client's Close. After its loss, Err returns a [*LostError], which matches ErrLost and gives
@@ -105,8 +106,8 @@ func (l *Lease) cause() error {
 // passed. The caller must not hold mu.
 func (l *Lease) expire() {
 	r, h := l.hold.renewer, l.hold
-	now, _ := r.clock.read()
-	if l.state.Load() != held || now < min(instant(h.deadline.Load()), l.maxHold) {
+	now, _ := r.clock.Read()
+	if l.state.Load() != held || now < min(clock.Instant(h.deadline.Load()), l.maxHold) {
 		return
 	}
 
@@ -122,7 +123,7 @@ func (l *Lease) expire() {
 	}
 }
 
-func (l *Lease) end() instant { return min(instant(l.hold.deadline.Load()), l.maxHold) }
+func (l *Lease) end() clock.Instant { return min(clock.Instant(l.hold.deadline.Load()), l.maxHold) }
 
 // Context returns the context of the lease, a child of Lock's context. When the lease is lost, the
 // context ends with a [*LostError] as its cause. It ends at the lease's deadline at the latest,
@@ -208,7 +209,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 
 	calls := l.state.Load() == releasing // only this call changes that state
 	if calls {
-		sent := l.hold.renewer.clock.awake()
+		sent := l.hold.renewer.clock.Awake()
 		err = errNoReturn
 		defer func() { err = l.endRelease(sent, err) }() // also if code of the caller panics
 	}
@@ -223,11 +224,11 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	return was == held, err // if Close ended the lease, an event has reported that
 }
 
-// endRelease records the outcome err of the release, which began at the time sent of clock.awake. It
+// endRelease records the outcome err of the release, which began at the time sent of Clock.Awake. It
 // returns the error of Unlock.
-func (l *Lease) endRelease(sent instant, err error) error {
+func (l *Lease) endRelease(sent clock.Instant, err error) error {
 	r, h := l.hold.renewer, l.hold
-	now, _ := r.clock.read()
+	now, _ := r.clock.Read()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.calls--
@@ -237,7 +238,7 @@ func (l *Lease) endRelease(sent instant, err error) error {
 	case err == nil:
 		l.state.Store(released)
 		delete(r.resumed, h.claim.Token)
-	case errors.Is(err, ErrLost) && now < instant(h.deadline.Load()):
+	case errors.Is(err, ErrLost) && now < clock.Instant(h.deadline.Load()):
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	case errors.Is(err, ErrLost):
 		err = l.loseLocked(h.lapseLocked()) // the term has ended during the call
@@ -307,14 +308,14 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 		return err
 	}
 
-	now, _ := r.clock.read() // because the machine may have slept past the term
+	now, _ := r.clock.Read() // because the machine may have slept past the term
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if l.state.Load() != unknown {
 		return l.cause() // another call of Unlock has repeated the release meanwhile
 	}
 	l.state.Store(released)
-	if err == nil || now < instant(h.deadline.Load()) {
+	if err == nil || now < clock.Instant(h.deadline.Load()) {
 		// The term cannot have run out before the deadline. So ErrLost probably means that an
 		// earlier release has reached the store, or that the key was broken.
 		return nil
@@ -339,7 +340,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 	r := l.hold.renewer
-	start := r.clock.now()
+	start := r.clock.Now()
 	cl, bound, err := l.beginExtend(ctx, ttl)
 	if err != nil {
 		return err
@@ -348,7 +349,7 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 
 	// Report a term that is too short, because a store without space may renew the hold only for
 	// its present term.
-	if err == nil && l.end() < start.add(ttl-backend.Drift(ttl)) {
+	if err == nil && l.end() < start.Add(ttl-backend.Drift(ttl)) {
 		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
 	}
 
@@ -414,8 +415,8 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 	if l.state.Load() != held {
 		return cl, 0, nil, l.cause() // the lease ended after Err had returned
 	}
-	now := r.clock.now()
-	if now.add(ttl) > min(h.limit, l.maxHold) {
+	now := r.clock.Now()
+	if now.Add(ttl) > min(h.limit, l.maxHold) {
 		return cl, 0, nil, fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
 	}
 	cl = h.claim
@@ -429,7 +430,7 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 	term := h.termLocked()
 	bound = min(r.opts.Timeout, max(term/triesPerT, time.Duration(l.end()-now)-term/renewalsPerT))
 	h.busy, h.unpassed = make(chan struct{}), true
-	h.kept = max(h.kept, now.add(cl.TTL))
+	h.kept = max(h.kept, now.Add(cl.TTL))
 	r.scheduleLocked(h)
 	return cl, bound, nil, nil
 }

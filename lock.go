@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // This file contains Lock and TryLock: their arguments, the loop of attempts, and re-entry. wait.go
@@ -20,11 +21,11 @@ import (
 type wait struct {
 	c     *Client
 	r     request
-	start instant // when Lock was called
-	began instant // the time of clock.awake at the moment start, because a suspend is no part of an outage
-	once  bool    // make only one attempt
-	end   instant // when WithMaxWait ends the wait, or never
-	tries int     // calls to the store so far
+	start clock.Instant // when Lock was called
+	began clock.Instant // the time of Clock.Awake at the moment start, because a suspend is no part of an outage
+	once  bool          // make only one attempt
+	end   clock.Instant // when WithMaxWait ends the wait, or Never
+	tries int           // calls to the store so far
 
 	line       *line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
 	queued     bool  // the driver's Wait was called
@@ -34,7 +35,7 @@ type wait struct {
 	refused    bool  // the store has just refused this caller
 
 	listening                  // what Listen returned; zero while the caller does not listen
-	listenAgain instant        // when to call Listen again, after it has failed
+	listenAgain clock.Instant  // when to call Listen again, after it has failed
 	intent      *backend.Claim // the last claim that may keep out new shared callers, or nil
 
 	part *wait // with slots, the wait for the queue, or for the slot that was tried last
@@ -110,8 +111,8 @@ func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease,
 		c.observer.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name}) // before start is read, so that the time of Observe is no part of the wait
 		open = true
 	}
-	start, slept := c.clock.read()
-	w.start, w.began, w.end = start, start-instant(slept), never
+	start, slept := c.clock.Read()
+	w.start, w.began, w.end = start, start-clock.Instant(slept), clock.Never
 	l, err = take(ctx)
 	open = false
 
@@ -133,7 +134,7 @@ func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease,
 func (w *wait) reportRefusal(ctx context.Context, err error) {
 	c := w.c
 	if c.opts.Observe != nil {
-		waited := time.Duration(c.clock.now() - w.start)
+		waited := time.Duration(c.clock.Now() - w.start)
 		c.observer.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: waited, Tries: w.tries, Err: err})
 	}
 }
@@ -195,7 +196,7 @@ func (w *wait) prepare(ctx context.Context) error {
 	}
 	w.once = w.once || r.bounded && r.maxWait == 0
 	if r.bounded && !w.once {
-		w.end = w.start.add(r.maxWait)
+		w.end = w.start.Add(r.maxWait)
 	}
 	return nil
 }
@@ -260,7 +261,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	mayWait := w.c.store.driver.waiter != nil && !w.once
 	_, timed := ctx.Deadline()
-	timed = timed || w.end != never // if the wait has no end, no call is the last one
+	timed = timed || w.end != clock.Never // if the wait has no end, no call is the last one
 	defer func() {
 		if w.wake != nil {
 			w.stopListening()
@@ -275,8 +276,8 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		// wait.
 		last := w.once || timed && w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
-		start, slept := w.c.clock.read() // before the call, because a term, and the time until Grant.Until, begin during the call
-		sent := start - instant(slept)
+		start, slept := w.c.clock.Read() // before the call, because a term, and the time until Grant.Until, begin during the call
+		sent := start - clock.Instant(slept)
 
 		var h *hold
 		var err error
@@ -313,9 +314,9 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 // untilLastCall returns how long the caller may still wait before it must make its last call, so
 // that the answer arrives in time.
 func (w *wait) untilLastCall(ctx context.Context) time.Duration {
-	left := time.Duration(never)
-	if w.end != never {
-		left = time.Duration(w.end - w.c.clock.now())
+	left := time.Duration(clock.Never)
+	if w.end != clock.Never {
+		left = time.Duration(w.end - w.c.clock.Now())
 	}
 	if d, ok := ctx.Deadline(); ok {
 		left = min(left, time.Until(d))
@@ -329,8 +330,8 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 // attempt makes one attempt. The argument start is when it begins, and slept is how long the
 // machine has slept at that time. If the outcome is unknown, reaper.acquire has the token released.
 // With Reach Process it is always known. If the argument last is true, no attempt follows.
-func (w *wait) attempt(ctx context.Context, start instant, slept int64, last bool) (*hold, error) {
-	c, ln, sent := w.c, w.line, start-instant(slept)
+func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, last bool) (*hold, error) {
+	c, ln, sent := w.c, w.line, start-clock.Instant(slept)
 	cl := w.claim()
 	cl.WillRetry = !last
 
@@ -358,9 +359,9 @@ func (w *wait) attempt(ctx context.Context, start instant, slept int64, last boo
 	g, err := c.reaper.acquire(ctx, cl, max(bound, c.answerTime()))
 
 	// Read the clock, because the machine may have slept during the call.
-	now, sleptNow := c.clock.read()
+	now, sleptNow := c.clock.Read()
 	if err == nil || backend.Definite(err) {
-		c.noteTrip(time.Duration(now - instant(sleptNow) - sent))
+		c.noteTrip(time.Duration(now - clock.Instant(sleptNow) - sent))
 	}
 	if err != nil {
 		var held *backend.HeldError
@@ -398,7 +399,7 @@ func (w *wait) claim() backend.Claim {
 }
 
 // waitedLocked returns how long the Client has waited for the key. Call it only if w has waited.
-func (w *wait) waitedLocked(now instant) time.Duration {
+func (w *wait) waitedLocked(now clock.Instant) time.Duration {
 	return min(max(time.Duration(now-max(w.line.pace.ended, w.start)), 1), longestWait)
 }
 
@@ -444,7 +445,7 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 		return nil, errNoneAround
 	}
 
-	now := c.clock.now()
+	now := c.clock.Now()
 
 	// If the hold is renewed, a renewal asks for the longer term immediately. Until the store has
 	// answered, the shorter term counts.

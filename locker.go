@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // Locker takes named locks. [*Client] implements it, and every strategy creates a Client:
@@ -107,7 +108,7 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
 	c.queue = queue{core: c.core, polls: c.store.driver.waiter == nil && c.store.driver.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}}
-	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]instant{}}
+	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]clock.Instant{}}
 	return c, nil
 }
 
@@ -128,7 +129,7 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 // that Client may even hand the hold over to another of its callers: for 50 ms after the store has
 // confirmed the hold, or while the key lingers.
 func (c *Client) Break(ctx context.Context, key string) error {
-	began := c.clock.now()
+	began := c.clock.Now()
 	err := errNoReturn
 	defer func() { c.broke(key, began, err) }() // also if the driver panics
 	_, err = inspect(&c.store, ctx, key, func(in backend.Inspector, ctx context.Context, key string) (struct{}, error) {
@@ -141,13 +142,13 @@ func (c *Client) Break(ctx context.Context, key string) error {
 // err is nil, the store has broken each hold that was granted before. Whether it has broken a hold
 // whose grant came during the call, or is still on its way, only the store can say: such a hold may
 // be that of a caller who got the key by this Break.
-func (c *Client) broke(key string, began instant, err error) {
+func (c *Client) broke(key string, began clock.Instant, err error) {
 	if err != nil && backend.Definite(err) {
 		return
 	}
 
 	c.mu.Lock()
-	now := c.clock.now()
+	now := c.clock.Now()
 	if ln := c.queue.lines[key]; ln != nil {
 		ln.broken = now
 	}

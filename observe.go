@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // maxUnobserved is how many events may wait for Observe. If more events wait, events of failed
@@ -73,20 +74,20 @@ func (o *observer) unlocked(ctx context.Context, l *Lease, err error) {
 		return
 	}
 	e := l.event(EventReleased, err)
-	e.Hold = time.Duration(o.clock.now() - l.since)
+	e.Hold = time.Duration(o.clock.Now() - l.since)
 	o.call(ctx, e)
 }
 
 // detached reports the end of l by Detach.
 func (o *observer) detached(ctx context.Context, l *Lease) {
 	e := l.event(EventDetached, nil)
-	e.Hold = time.Duration(o.clock.now() - l.since)
+	e.Hold = time.Duration(o.clock.Now() - l.since)
 	o.call(ctx, e)
 }
 
 func (o *observer) lost(l *Lease, err error) {
 	e := l.event(EventLost, err)
-	e.Hold = time.Duration(o.clock.now() - l.since)
+	e.Hold = time.Duration(o.clock.Now() - l.since)
 	o.mu.Lock()
 	now := o.lostLocked(l, e)
 	o.mu.Unlock()
@@ -130,7 +131,7 @@ const overdueTerms = 10
 
 // reportStillHeldLocked queues EventStillHeld, once, if l has been held for long and its caller
 // must unlock it. l is the outermost lease of its hold.
-func (o *observer) reportStillHeldLocked(l *Lease, now instant) {
+func (o *observer) reportStillHeldLocked(l *Lease, now clock.Instant) {
 	if o.opts.Observe == nil || !l.reported || l.stillHeld || l.untilUnlock || time.Duration(now-l.since) < max(overdueTerms*l.hold.claim.TTL, time.Minute) {
 		return
 	}
@@ -148,7 +149,7 @@ func (w *wait) reportLongWait(ctx context.Context) *time.Timer {
 	return time.AfterFunc(min(overdueTerms*w.r.ttl, time.Minute), func() {
 		c.spawn(func() {
 			e.Err = c.heldBy(ctx, key)
-			e.Wait = time.Duration(c.clock.now() - start)
+			e.Wait = time.Duration(c.clock.Now() - start)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.observer.queueEventLocked(ctx, e)

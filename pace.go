@@ -3,6 +3,8 @@ package hasp
 import (
 	"math/rand/v2"
 	"time"
+
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // A polling Client sleeps for a ninth of the mean wait for the key. Therefore all Clients together
@@ -24,16 +26,16 @@ const (
 // pace decides how the callers of one Client share a key with other Clients. It belongs to a line.
 // If the key is contended, the next line of the key takes over the pace.
 type pace struct {
-	began instant       // when the row of holds began (see queue.go); 0 between two rows
-	ended instant       // when the last head's hold ended; waits count from that time
+	began clock.Instant // when the row of holds began (see queue.go); 0 between two rows
+	ended clock.Instant // when the last head's hold ended; waits count from that time
 	mean  time.Duration // the mean wait for the key; 0 if it is not known
-	found instant       // when an attempt first found the present hold; 0 if no attempt was refused since the Client had the key
+	found clock.Instant // when an attempt first found the present hold; 0 if no attempt was refused since the Client had the key
 	held  time.Duration // how long the Client of the present hold had waited
 }
 
 // refused records that the key was held, and returns how long to sleep. The argument waited is how
 // long this Client has waited, and held is how long the holder's Client had waited.
-func (p *pace) refused(now instant, waited, held time.Duration) time.Duration {
+func (p *pace) refused(now clock.Instant, waited, held time.Duration) time.Duration {
 	if p.found == 0 || held != p.held {
 		p.found, p.held = now, held
 		switch {

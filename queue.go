@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // freshEnough bounds the time from the store's confirmation of a hold to its hand-over. It also
@@ -56,20 +57,20 @@ type line struct {
 	hold    *hold     // the head's hold, until it is lost or released
 	answers           // what the store has answered to the head
 
-	callers int32   // number of callers, including the head
-	turns   int32   // number of holds in this row that were handed over, or began while other callers waited
-	hasHead bool    // one of the callers is at the head
-	sought  bool    // the head's hold came after a refusal, so others may want the key
-	pace    pace    // how the key is shared with other Clients
-	gapEnds instant // end of the last gap, which may have passed
-	broken  instant // when the last Break by this Client returned: it may have broken a hold that was asked for earlier; or 0
+	callers int32         // number of callers, including the head
+	turns   int32         // number of holds in this row that were handed over, or began while other callers waited
+	hasHead bool          // one of the callers is at the head
+	sought  bool          // the head's hold came after a refusal, so others may want the key
+	pace    pace          // how the key is shared with other Clients
+	gapEnds clock.Instant // end of the last gap, which may have passed
+	broken  clock.Instant // when the last Break by this Client returned: it may have broken a hold that was asked for earlier; or 0
 }
 
 // turn is one caller of a line.
 type turn struct {
 	r     *request
 	ctx   context.Context // Lock's context
-	since instant         // the time of clock.awake at which the caller came
+	since clock.Instant   // the time of Clock.Awake at which the caller came
 	ready chan ticket     // receives the caller's ticket, and has room for it; nil unless the caller waits
 	place *list.Element   // its place in the list line.waiting; nil if it is not there
 }
@@ -107,7 +108,7 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 		return nil, ticket{do: giveUp, err: ErrClosed}
 	}
 
-	key, now := t.r.key, q.clock.now()
+	key, now := t.r.key, q.clock.Now()
 	ln := q.lines[key]
 	var freed chan struct{}
 	if ln != nil && ln.hold != nil && ln.hold.lingers != 0 {
@@ -167,7 +168,7 @@ func (q *queue) join(t *turn, once bool) (*line, ticket) {
 func (q *queue) unused(keys []string) []string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	now := q.clock.now()
+	now := q.clock.Now()
 	for i, key := range keys {
 		if q.lines[key] != nil || now < min(q.contended.keys[key].gapEnds, q.contended.keys[key].until) {
 			return keys[:i]
@@ -269,7 +270,7 @@ func (ln *line) endedLocked(h *hold) {
 }
 
 func (ln *line) promoteLocked() {
-	now := ln.q.clock.now()
+	now := ln.q.clock.Now()
 	over := ln.rowOverLocked(now)
 	if ln.hold != nil {
 		if ln.hold.failed == 0 { // otherwise the store did not answer the last call for the hold, and may hang
@@ -333,7 +334,7 @@ const (
 
 // rowOverLocked reports whether other Clients should get a turn now. If a hold may linger, its row
 // lasts for freshEnough, however many callers use it.
-func (ln *line) rowOverLocked(now instant) bool {
+func (ln *line) rowOverLocked(now clock.Instant) bool {
 	lasted := time.Duration(now - ln.pace.began)
 	mayLinger := ln.hold != nil && ln.hold.mayLinger
 	switch {
@@ -353,7 +354,7 @@ func (ln *line) rowOverLocked(now instant) bool {
 //
 // If the driver knows that nobody waits, there is no gap. But programs that do not listen may have
 // waited while the key lingered.
-func (ln *line) endRowLocked(now instant, contended bool) instant {
+func (ln *line) endRowLocked(now clock.Instant, contended bool) clock.Instant {
 	p := &ln.pace
 	lasted := time.Duration(now - p.began)
 	d := jitter(min(lasted/partOfRow, rowTime)) // at random, because pace.refused recognises a new hold by how long its Client waited
@@ -372,7 +373,7 @@ func (ln *line) endRowLocked(now instant, contended bool) instant {
 	if lingered {
 		d = max(d, min(lasted, freshEnough)*3/2/partOfHold)
 	}
-	return now.add(d)
+	return now.Add(d)
 }
 
 // lingeredLocked reports whether the hold of the line has lingered. Other Clients may have waited
@@ -389,7 +390,7 @@ func (ln *line) lastLeavesLocked() {
 	if q.traits.Ordered && !ln.lingeredLocked() {
 		return // the driver's queue lets others in
 	}
-	now := q.clock.now()
+	now := q.clock.Now()
 	if ln.sought {
 		q.contended.note(ln.key, now)
 	}
@@ -421,8 +422,8 @@ type contended struct {
 }
 
 type contention struct {
-	until   instant // the end of the time for which the key counts as contended
-	gapEnds instant // end of the gap after the last release, which may have passed
+	until   clock.Instant // the end of the time for which the key counts as contended
+	gapEnds clock.Instant // end of the gap after the last release, which may have passed
 	pace    pace
 }
 
@@ -431,13 +432,13 @@ const (
 	leastSwept   = 256         // the least number of keys at which a removal begins
 )
 
-func (k *contended) note(key string, now instant) {
+func (k *contended) note(key string, now clock.Instant) {
 	at := k.keys[key]
-	at.until = now.add(contendedFor)
+	at.until = now.Add(contendedFor)
 	k.set(key, at, now)
 }
 
-func (k *contended) set(key string, at contention, now instant) {
+func (k *contended) set(key string, at contention, now clock.Instant) {
 	if len(k.keys) >= k.sweepsAt {
 		maps.DeleteFunc(k.keys, func(_ string, at contention) bool { return max(at.until, at.gapEnds) <= now })
 		k.sweepsAt = max(2*len(k.keys), leastSwept)
@@ -453,7 +454,7 @@ func (k *contended) set(key string, at contention, now instant) {
 // returns false, and h must be released. A hand-over needs no call to the store, because the store
 // knows only the token of the hold, and has confirmed the hold a moment ago.
 func (h *hold) handOverLocked() bool {
-	ln, now := h.line, h.renewer.clock.now()
+	ln, now := h.line, h.renewer.clock.Now()
 	t := ln.first()
 	if ln.hold != h || ln.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
 		return false
@@ -464,7 +465,7 @@ func (h *hold) handOverLocked() bool {
 
 // suitsLocked reports whether a caller with the request r may get h: h is what r asks for, and the
 // store has confirmed h a moment ago.
-func (h *hold) suitsLocked(r *request, now instant) bool {
+func (h *hold) suitsLocked(r *request, now clock.Instant) bool {
 	switch {
 	case !h.passableLocked():
 		return false
@@ -474,13 +475,13 @@ func (h *hold) suitsLocked(r *request, now instant) bool {
 		return false
 	}
 	fresh := h.mayLinger || time.Duration(now-h.confirmed) < freshEnough
-	return fresh && now < instant(h.deadline.Load())
+	return fresh && now < clock.Instant(h.deadline.Load())
 }
 
 // passableLocked reports whether a later caller may get h: h is renewed, was not extended or broken,
 // and no caller has asked for a fence, a max hold or a min hold.
 func (h *hold) passableLocked() bool {
-	return !h.unpassed && h.renewal == renews && !h.claim.Fenced && h.limit == never && h.keep == 0
+	return !h.unpassed && h.renewal == renews && !h.claim.Fenced && h.limit == clock.Never && h.keep == 0
 }
 
 // A key lingers if its last lease had WithLinger and was unlocked, and the Client keeps the hold
@@ -496,12 +497,12 @@ func (h *hold) passableLocked() bool {
 // lingerLocked lets the ghost keep the hold, whose last lease was unlocked. It returns false if the
 // key must be released.
 func (h *hold) lingerLocked(key string) bool {
-	c, end := h.renewer, h.granted.add(freshEnough)
-	if h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.now() >= end {
+	c, end := h.renewer, h.granted.Add(freshEnough)
+	if h.line.hold != h || h.line.callers > 1 || c.closing.Err() != nil || !h.passableLocked() || c.clock.Now() >= end {
 		return false
 	}
 	if h.ghost == nil {
-		h.ghost = &Lease{hold: h, key: key, parent: context.Background(), since: h.granted, maxHold: never}
+		h.ghost = &Lease{hold: h, key: key, parent: context.Background(), since: h.granted, maxHold: clock.Never}
 	}
 	h.lingers = end
 	h.leases = append(h.leases, h.ghost)
@@ -513,7 +514,7 @@ func (h *hold) lingerLocked(key string) bool {
 // reuseLocked gives the hold, which lingers, to a caller. If the caller cannot use the hold, the
 // result is nil.
 func (h *hold) reuseLocked(t *turn) *Lease {
-	now, _ := h.renewer.clock.read() // the machine may have slept since the last lease was unlocked
+	now, _ := h.renewer.clock.Read() // the machine may have slept since the last lease was unlocked
 	if h.line.rowOverLocked(now) || !h.suitsLocked(t.r, now) {
 		return nil
 	}

@@ -89,16 +89,16 @@ func follow(t *testing.T, ordered bool, steps []string) {
 
 		switch verb {
 		case "join", "try", "shared":
-			turns[who] = &turn{r: &request{key: "k", shared: verb == "shared"}, since: q.clock.awake()}
+			turns[who] = &turn{r: &request{key: "k", shared: verb == "shared"}, since: q.clock.Awake()}
 			var tk ticket
 			lines[who], tk = q.join(turns[who], verb == "try")
 			learns(who, tk)
 		case "got":
-			holds[who] = &hold{claim: backend.Claim{Shared: turns[who].r.shared}, granted: q.clock.now()}
+			holds[who] = &hold{claim: backend.Claim{Shared: turns[who].r.shared}, granted: q.clock.Now()}
 			ln.startedLocked(holds[who], 0, false)
 		case "hand":
 			next := ln.first()
-			if next == nil || ln.rowOverLocked(q.clock.now()) {
+			if next == nil || ln.rowOverLocked(q.clock.Now()) {
 				got[who] = "refused"
 				break
 			}
@@ -111,9 +111,9 @@ func follow(t *testing.T, ordered bool, steps []string) {
 		case "end":
 			ln.endedLocked(holds[who])
 		case "held":
-			ln.answeredLocked(ErrHeld, q.clock.awake())
+			ln.answeredLocked(ErrHeld, q.clock.Awake())
 		case "outage":
-			ln.answeredLocked(errors.New("outage"), q.clock.awake())
+			ln.answeredLocked(errors.New("outage"), q.clock.Awake())
 		case "fail":
 			ln.leaveWithoutHoldLocked()
 		case "quit":

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // Bounds of renewals in batches.
@@ -35,7 +36,7 @@ type renewer struct {
 	holds   holdHeap         // holds that are trusted
 	resumed resumed          // the tokens of handles that this Client has resumed or resumes now
 	running bool             // its goroutine exists
-	wakesAt instant          // when the goroutine serves the holds next
+	wakesAt clock.Instant    // when the goroutine serves the holds next
 	well    [tryClasses]lane // lanes of holds whose last renewal succeeded, or that were not renewed yet
 	suspect [tryClasses]lane // lanes of holds whose last renewal failed or was not answered
 }
@@ -77,10 +78,10 @@ func (r *renewer) run() {
 	defer timer.Stop()
 	idle := false // the heap was empty in the last round
 	for {
-		now, _ := r.clock.read()
+		now, _ := r.clock.Read()
 		r.mu.Lock()
 		gone := r.serveLocked(now)
-		wakes := now.add(checkEvery)
+		wakes := now.Add(checkEvery)
 		if len(r.holds) > 0 {
 			wakes = min(wakes, r.holds[0].next)
 		}
@@ -107,7 +108,7 @@ func (r *renewer) run() {
 
 // serveLocked ends the leases whose time has passed, and begins the renewals that are due. It
 // returns the leases that it has ended.
-func (r *renewer) serveLocked(now instant) (gone []*Lease) {
+func (r *renewer) serveLocked(now clock.Instant) (gone []*Lease) {
 	due := 0
 	for len(r.holds) > 0 {
 		h := r.holds[0].hold
@@ -188,7 +189,7 @@ type batch struct {
 	try    time.Duration   // the shortest try of its holds
 	holds  []*hold         // an entry becomes nil, under mu, when the hold is answered
 	claims []backend.Claim // claims[i] is the claim of holds[i]
-	sent   instant         // when the call began
+	sent   clock.Instant   // when the call began
 	slept  int64           // how long the machine had slept when the call began
 	over   bool            // the call has ended, and later answers do not count; guarded by mu
 	err    error           // the last outcome, which Extend returns, because its batch has one hold; guarded by mu
@@ -225,7 +226,7 @@ func (b *batch) prepare() {
 	for i := range all {
 		wanted[i] = slices.ContainsFunc(leases[i], func(l *Lease) bool { return !l.abandoned() })
 	}
-	now, _ := r.clock.read()
+	now, _ := r.clock.Read()
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -233,7 +234,7 @@ func (b *batch) prepare() {
 	for i, h := range all {
 		// If a lease has joined since the leases were read, the hold counts as wanted.
 		if cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i]); ok {
-			h.kept = max(h.kept, now.add(cl.TTL))
+			h.kept = max(h.kept, now.Add(cl.TTL))
 			b.holds = append(b.holds, h)
 			b.claims = append(b.claims, cl)
 			continue
@@ -260,7 +261,7 @@ func (l *Lease) abandoned() bool {
 
 // renewalLocked returns the claim of the next renewal, or false if h must not be renewed. The
 // argument wanted is true if at least one context of its Locks has not ended.
-func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
+func (h *hold) renewalLocked(now clock.Instant, wanted bool) (backend.Claim, bool) {
 	cl := h.claim
 	if h.index < 0 {
 		return cl, false // it has ended
@@ -281,7 +282,7 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 	}
 
 	// WithMaxHold bounds the term.
-	if instant(h.deadline.Load()) >= h.limit {
+	if clock.Instant(h.deadline.Load()) >= h.limit {
 		h.renewal = paused // the present term is long enough
 		return cl, false
 	}
@@ -295,7 +296,7 @@ func (h *hold) renewalLocked(now instant, wanted bool) (backend.Claim, bool) {
 // if it has no answer when the call ends, or a moment after ctx has ended or bound has passed.
 func (b *batch) send(ctx context.Context, bound time.Duration) {
 	r := b.r
-	b.sent, b.slept = r.clock.read()
+	b.sent, b.slept = r.clock.Read()
 	defer b.end() // also if the driver panics on the goroutine of an Extend
 
 	// If the driver's call outlasts its context, do not wait for the call, because the renewer must
@@ -341,14 +342,14 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 // answer records the outcome of the renewal or the Extend of h, whose claim has index i.
 func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	r, ttl := b.r, b.claims[i].TTL
-	now, _ := r.clock.read()
+	now, _ := r.clock.Read()
 	r.mu.Lock()
 	h.callEndedLocked()
 
 	var gone []*Lease // lost leases, whose contexts must end without mu
-	until := b.sent.add(ttl - backend.Drift(ttl))
+	until := b.sent.Add(ttl - backend.Drift(ttl))
 	if !g.Until.IsZero() {
-		until = r.clock.at(g.Until, b.slept)
+		until = r.clock.At(g.Until, b.slept)
 	}
 	if err == nil && until <= now {
 		err = errLate
@@ -374,7 +375,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	default:
 		h.failed++
 		h.failure = err
-		h.due, h.planned = now.add(jitter(h.termLocked()/(3*triesPerT))), now
+		h.due, h.planned = now.Add(jitter(h.termLocked()/(3*triesPerT))), now
 		r.scheduleLocked(h)
 		r.observer.renewalLocked(h, EventRenewFailed, err)
 	}
@@ -400,9 +401,9 @@ func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound t
 // begin before it is due, but at most a window earlier, and at most a quarter of the time from
 // h.planned to h.due earlier. Without the second bound, renewals of a short term would run in a
 // tight loop against a store that immediately refuses connections.
-func (h *hold) soonDueLocked(now instant) bool {
+func (h *hold) soonDueLocked(now clock.Instant) bool {
 	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
-	return h.due <= now.add(min(window, max(time.Duration(h.due-h.planned), 0)/4))
+	return h.due <= now.Add(min(window, max(time.Duration(h.due-h.planned), 0)/4))
 }
 
 // tryLocked returns how long one try to renew h may last. The parameter timeout is Options.Timeout,
@@ -422,7 +423,7 @@ func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 // re-entry with a longer term or after a hand-over by the store. The length of a try depends on the
 // term that h has now, because several tries must fit into it.
 func (h *hold) termLocked() time.Duration {
-	left := time.Duration(instant(h.deadline.Load()) - max(h.confirmed, h.granted))
+	left := time.Duration(clock.Instant(h.deadline.Load()) - max(h.confirmed, h.granted))
 	return min(h.claim.TTL, termFor(left))
 }
 
@@ -432,7 +433,7 @@ func termFor(d time.Duration) time.Duration {
 }
 
 // resumeRenewalLocked resumes the renewals of h if they were paused. The caller must schedule h.
-func (h *hold) resumeRenewalLocked(now instant) {
+func (h *hold) resumeRenewalLocked(now clock.Instant) {
 	if h.renewal == paused {
 		h.renewal, h.orphaned = renews, 0
 		h.due, h.planned = now, now
@@ -441,13 +442,13 @@ func (h *hold) resumeRenewalLocked(now instant) {
 
 // renewedLocked records that the store has renewed h. The argument start is when the call was sent,
 // and until is the end of the renewed term for the holder.
-func (h *hold) renewedLocked(now, start, until instant) {
+func (h *hold) renewedLocked(now, start, until clock.Instant) {
 	// Answers may arrive in any order, and the store never shortens a term. So an older answer must
 	// not move the deadline back.
 	h.deadline.Store(max(h.deadline.Load(), int64(until)))
 	h.confirmed = max(h.confirmed, start)
 	h.failed, h.failure = 0, nil
-	h.due, h.planned = max(renewalTime(start, min(h.claim.TTL, time.Duration(until-start))), now.add(minSleep)), now
+	h.due, h.planned = max(renewalTime(start, min(h.claim.TTL, time.Duration(until-start))), now.Add(minSleep)), now
 	if start <= h.raised {
 		h.due = now + 1 // the call was sent before the term was raised, so ask again
 	}

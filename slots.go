@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // A lease WithSlots(n) is an exclusive lease on one of n keys, with a term and a fence of its own.
@@ -35,7 +36,7 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 		if w.c.queue.looked(w.r.name) {
 			return nil, errHeldHere // otherwise TryLocks in a loop could take each free slot before the caller that looks for one
 		}
-		w.end = w.start.add(w.c.opts.Timeout - w.c.answerTime()) // look may take answerTime more, for all slots together
+		w.end = w.start.Add(w.c.opts.Timeout - w.c.answerTime()) // look may take answerTime more, for all slots together
 		l, _, err := w.look(ctx, rand.N(w.r.slots), w.end)
 		return l, err
 	}
@@ -56,9 +57,9 @@ func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 
 // takePart takes the key of the request r, as a part of the wait w. The part must end at the time
 // end.
-func (w *wait) takePart(ctx context.Context, r request, end instant, once bool) (*Lease, error) {
-	start, slept := w.c.clock.read()
-	p := &wait{c: w.c, r: r, start: start, began: start - instant(slept), end: end, once: once}
+func (w *wait) takePart(ctx context.Context, r request, end clock.Instant, once bool) (*Lease, error) {
+	start, slept := w.c.clock.Read()
+	p := &wait{c: w.c, r: r, start: start, began: start - clock.Instant(slept), end: end, once: once}
 	w.part = p
 	l, err := p.take(ctx)
 	w.tries += p.tries
@@ -72,13 +73,13 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	freed := make(chan int, 1)
 	defer c.queue.looks(w.r.name, freed, false)
 
-	var last error     // why the caller has no slot: ErrHeld, or the last error of an outage
-	var outage instant // the time of clock.awake at which an outage began; 0 if the store answers
+	var last error           // why the caller has no slot: ErrHeld, or the last error of an outage
+	var outage clock.Instant // the time of Clock.Awake at which an outage began; 0 if the store answers
 	for pause := n * firstLook; ; pause = min(2*pause, max(n*lastLook, slowLook)) {
-		asked := c.clock.awake()
+		asked := c.clock.Awake()
 		end := w.end
 		if outage != 0 {
-			end = min(end, c.clock.now().add(c.opts.Timeout-time.Duration(asked-outage)))
+			end = min(end, c.clock.Now().Add(c.opts.Timeout-time.Duration(asked-outage)))
 		}
 		l, retry, err := w.look(ctx, first, end)
 		switch {
@@ -96,11 +97,11 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 			outage = asked
 		}
 		last = err
-		if outage != 0 && time.Duration(c.clock.awake()-outage) >= c.opts.Timeout || c.clock.now() >= w.end {
+		if outage != 0 && time.Duration(c.clock.Awake()-outage) >= c.opts.Timeout || c.clock.Now() >= w.end {
 			return nil, err
 		}
 
-		d := min(jitter(pause), time.Duration(w.end-c.clock.now()))
+		d := min(jitter(pause), time.Duration(w.end-c.clock.Now()))
 		if retry > 0 {
 			d = min(d, retry+minSleep) // if the slot's holder has died, the slot is free after that time
 		}
@@ -129,13 +130,13 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 // is the answer for that slot. If no rest is known, retry is 0. If there is no answer for one slot,
 // look goes on. If there is no answer for a second slot, look ends. No attempt waits for an answer
 // past the time end, and if one slot was not answered, the answers for the others must come soon.
-func (w *wait) look(ctx context.Context, first int, end instant) (l *Lease, retry time.Duration, err error) {
+func (w *wait) look(ctx context.Context, first int, end clock.Instant) (l *Lease, retry time.Duration, err error) {
 	n := w.r.slots
 	var outage error  // the error for the first slot without an answer
 	answered := false // the store has refused a slot
 	for j := range n {
-		now := w.c.clock.now()
-		if j > 0 && w.end != never && time.Duration(now-w.end) >= w.c.answerTime() {
+		now := w.c.clock.Now()
+		if j > 0 && w.end != clock.Never && time.Duration(now-w.end) >= w.c.answerTime() {
 			break // the other slots would take too long; see WithMaxWait
 		}
 		i := (first + j) % n
@@ -151,7 +152,7 @@ func (w *wait) look(ctx context.Context, first int, end instant) (l *Lease, retr
 			return nil, 0, outage
 		default:
 			outage = answer // the other slots may be on servers that answer
-			end = min(end, now.add(w.c.opts.Timeout))
+			end = min(end, now.Add(w.c.opts.Timeout))
 			continue
 		}
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // waitInLine waits behind the head, and returns the ticket that ends that wait.
@@ -15,8 +16,8 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	c := w.c
 	w.stood = true
 	var timeout <-chan time.Time
-	if w.end != never {
-		timer := time.NewTimer(time.Duration(w.end - c.clock.now()))
+	if w.end != clock.Never {
+		timer := time.NewTimer(time.Duration(w.end - c.clock.Now()))
 		defer timer.Stop()
 		timeout = timer.C
 	}
@@ -36,7 +37,7 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	}
 
 	refusal := w.quitLine(ctx)
-	waited := time.Duration(c.clock.now() - w.start)
+	waited := time.Duration(c.clock.Now() - w.start)
 	if refusal == nil && waited < c.answerTime() {
 		// The store had no time to answer, so report that other callers of this Client came first.
 		refusal = errHeldHere
@@ -63,8 +64,8 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 // awaitFreed waits, as the head, for the release of a hold that lingered and that the caller cannot
 // use. It returns true and an error if the caller's wait ends before the release.
 func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool, err error) {
-	c, sent := w.c, w.c.clock.awake()
-	timer := time.NewTimer(min(time.Duration(w.end-c.clock.now()), c.opts.Timeout))
+	c, sent := w.c, w.c.clock.Awake()
+	timer := time.NewTimer(min(time.Duration(w.end-c.clock.Now()), c.opts.Timeout))
 	defer timer.Stop()
 	w.lastAnswer = errHeldHere
 	err = context.Canceled // the wait ends without an answer
@@ -74,7 +75,7 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool
 	case <-ctx.Done():
 	case <-c.closing.Done():
 	case <-timer.C:
-		if c.clock.now() < w.end {
+		if c.clock.Now() < w.end {
 			err = noAnswer(c.opts.Timeout) // an outage, because the store has not answered the release
 		}
 	}
@@ -119,7 +120,7 @@ func (w *wait) shouldWait() bool {
 	if w.refused || !w.c.traits.Ordered {
 		return w.refused
 	}
-	if w.end != never && time.Duration(w.end-w.c.clock.now()) < w.c.answerTime() {
+	if w.end != clock.Never && time.Duration(w.end-w.c.clock.Now()) < w.c.answerTime() {
 		return false // there is time for one attempt only
 	}
 
@@ -129,19 +130,19 @@ func (w *wait) shouldWait() bool {
 	if w.line.outage != 0 {
 		return false
 	}
-	return w.line.callers > 1 || w.c.clock.now() < w.c.queue.contended.keys[w.line.key].until
+	return w.line.callers > 1 || w.c.clock.Now() < w.c.queue.contended.keys[w.line.key].until
 }
 
 // waitInStore calls the driver's Wait for as long as this caller may wait. If the outcome is
 // unknown, the reaper releases the token.
-func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*hold, error) {
+func (w *wait) waitInStore(ctx context.Context, start clock.Instant, slept int64) (*hold, error) {
 	c := w.c
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.closing, cancel)()
-	if w.end != never {
+	if w.end != clock.Never {
 		var stop context.CancelFunc
-		ctx, stop = context.WithDeadline(ctx, c.clock.time(w.end))
+		ctx, stop = context.WithDeadline(ctx, c.clock.Time(w.end))
 		defer stop()
 	}
 
@@ -150,7 +151,7 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 	g, err := run(&c.store, ctx, 0, nil, nil, f, late)
 	switch {
 	case err == nil:
-		now, _ := c.clock.read()
+		now, _ := c.clock.Read()
 		return newHold(&c.renewer, cl, g, start, now, slept)
 	case ctx.Err() == nil:
 		err = plainDated(err, cl.Timeout)
@@ -167,11 +168,11 @@ func (w *wait) waitInStore(ctx context.Context, start instant, slept int64) (*ho
 }
 
 // over records the outcome err of a call. It reports whether the wait has ended, and with which
-// error. The argument sent is the time of clock.awake at which the call began, or for a driver's
+// error. The argument sent is the time of Clock.Awake at which the call began, or for a driver's
 // Wait, the result of outageOf. If last is true, the call was meant to be the last one.
-func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bool, error) {
+func (w *wait) over(ctx context.Context, err error, sent clock.Instant, last bool) (bool, error) {
 	outage, final := w.note(err, sent, last)
-	took := time.Duration(w.c.clock.awake() - sent)
+	took := time.Duration(w.c.clock.Awake() - sent)
 
 	// Check ctx before the outage: if ctx has ended, the error must say so, and give the last
 	// answer as well.
@@ -184,9 +185,9 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 		return true, err
 	case w.once && !w.repeats(took):
 		return true, err
-	case last && w.untilLastCall(ctx) <= 0, w.c.clock.now() >= w.end:
+	case last && w.untilLastCall(ctx) <= 0, w.c.clock.Now() >= w.end:
 		// If the deadline of ctx comes first, wait until then, so that the error reports it.
-		if d, ok := ctx.Deadline(); ok && w.c.clock.time(w.end).After(d) {
+		if d, ok := ctx.Deadline(); ok && w.c.clock.Time(w.end).After(d) {
 			rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
 		}
 		return true, w.endErr(ctx)
@@ -198,7 +199,7 @@ func (w *wait) over(ctx context.Context, err error, sent instant, last bool) (bo
 // a third of Timeout or more, so probably nothing answered, and if another one fits into Timeout.
 func (w *wait) repeats(took time.Duration) bool {
 	c := w.c
-	elapsed := time.Duration(c.clock.awake() - w.began)
+	elapsed := time.Duration(c.clock.Awake() - w.began)
 	return took >= c.opts.Timeout/triesPerTimeout && elapsed+c.answerTime() <= c.opts.Timeout*7/8
 }
 
@@ -209,7 +210,7 @@ func (w *wait) repeats(took time.Duration) bool {
 //	another definite error     it is final, and so is ErrClosed
 //	the end of the context     there was no answer, which may become an outage
 //	any other                  an outage; if last is true, w.lastAnswer keeps an earlier ErrHeld
-func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, final bool) {
+func (w *wait) note(err error, sent clock.Instant, last bool) (outage time.Duration, final bool) {
 	c, ln := w.c, w.line
 	held := errors.Is(err, ErrHeld)
 	if !held && (backend.Definite(err) || errors.Is(err, ErrClosed)) {
@@ -237,17 +238,17 @@ func (w *wait) note(err error, sent instant, last bool) (outage time.Duration, f
 	return outage, false
 }
 
-// outageOf returns the time of clock.awake at which the outage began that a Waiter has reported
+// outageOf returns the time of Clock.Awake at which the outage began that a Waiter has reported
 // with err. The result is
 //   - the Since of a [backend.UnavailableError], if err has one;
 //   - the value began, if err is only the context's error, because Wait had no answer since then;
 //   - otherwise the present time.
-func (c *core) outageOf(err error, began instant) instant {
-	now := c.clock.awake()
+func (c *core) outageOf(err error, began clock.Instant) clock.Instant {
+	now := c.clock.Awake()
 	var dated *backend.UnavailableError
 	switch {
 	case errors.As(err, &dated) && !dated.Since.IsZero():
-		return min(c.clock.at(dated.Since, 0), now)
+		return min(c.clock.At(dated.Since, 0), now)
 	case isContextError(err):
 		return began
 	}
@@ -270,7 +271,7 @@ func (w *wait) endErr(ctx context.Context) error {
 	if err := withContextEnd(ctx, w.lastAnswer); err != nil {
 		return err
 	}
-	return noAnswer(time.Duration(w.c.clock.now() - w.start))
+	return noAnswer(time.Duration(w.c.clock.Now() - w.start))
 }
 
 // pause returns how long to sleep after an attempt that failed with err. If the key is held,
@@ -302,7 +303,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		d = listenPoll - rand.N(listenPoll/8) // at random, so that callers that began together do not always ask together
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
-		now := c.clock.now()
+		now := c.clock.Now()
 		d = w.line.pace.refused(now, time.Duration(now-max(w.line.pace.ended, w.start)), held.Waited)
 		c.mu.Unlock()
 	}
@@ -334,7 +335,7 @@ func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
 	// Leave most of the time to the attempt that follows.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
-	if c.store.driver.waker == nil || w.wake != nil || bound <= 0 || c.clock.now() < w.listenAgain {
+	if c.store.driver.waker == nil || w.wake != nil || bound <= 0 || c.clock.Now() < w.listenAgain {
 		return false
 	}
 
@@ -347,7 +348,7 @@ func (w *wait) listen(ctx context.Context) bool {
 		}
 	})
 	if err != nil {
-		w.listenAgain = c.clock.now().add(listenPoll)
+		w.listenAgain = c.clock.Now().Add(listenPoll)
 		return false
 	}
 	w.listening = l
@@ -370,7 +371,7 @@ func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
 	case _, ok := <-w.wake: // the channel keeps a signal that came during the attempt
 		if !ok {
 			w.stopListening()
-			w.listenAgain = w.c.clock.now().add(listenPoll)
+			w.listenAgain = w.c.clock.Now().Add(listenPoll)
 		}
 	case <-ctx.Done():
 		return false

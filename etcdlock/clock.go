@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hasplock/hasp/internal/hostclock"
+	hostclock "github.com/hasplock/hasp/internal/clock"
 )
 
 // clock measures the ages of leases, which grow even while the machine is suspended. So it adds the

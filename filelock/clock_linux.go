@@ -1,9 +1,9 @@
 package filelock
 
-import "github.com/hasplock/hasp/internal/hostclock"
+import "github.com/hasplock/hasp/internal/clock"
 
 func bootClock() instant {
-	boot, up := hostclock.SinceBoot()
+	boot, up := clock.SinceBoot()
 	if boot == "" {
 		return instant{}
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
@@ -49,7 +49,7 @@ type members struct {
 // newMembers returns the members for stores. The argument names contains the address of each node,
 // or "" if the address is not known.
 func newMembers(stores []*redisstore.Store, names []string, o *Options) *members {
-	m := &members{unsafe: o.AllowUnsafeNodes, suspended: hostclock.Suspended}
+	m := &members{unsafe: o.AllowUnsafeNodes, suspended: clock.Suspended}
 	m.newSet = make(chan struct{}, 1)
 	m.closing, m.beginClose = context.WithCancel(context.Background())
 	// Include the drift in the wait, because a node's clock may run faster than a holder's.

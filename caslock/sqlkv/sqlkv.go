@@ -23,7 +23,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // Dialect says which database a Store uses.
@@ -51,7 +51,7 @@ var (
 		insert: `INSERT INTO $t (value, version, at, name) VALUES (?, ?, $now, ?) ON CONFLICT DO NOTHING`,
 		file:   `SELECT file FROM pragma_database_list WHERE name = 'main'`,
 		now:    `?`,
-		clock:  hostclock.SinceBoot,
+		clock:  clock.SinceBoot,
 		reach:  backend.Host,
 	}
 )

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // found counts events in the history that break no promise.
@@ -207,7 +207,7 @@ func (r *run) checkGrowth() {
 		}
 		before, after := median(all[quarter:2*quarter]), median(all[3*quarter:])
 		if after > 1.25*before+f.slack {
-			r.fail("steady", hostclock.Now(), fmt.Sprintf("client %d.0 had %.0f %s in the second quarter of the run and %.0f in the last", spared, before, f.name, after))
+			r.fail("steady", clock.Now(), fmt.Sprintf("client %d.0 had %.0f %s in the second quarter of the run and %.0f in the last", spared, before, f.name, after))
 		}
 	}
 }

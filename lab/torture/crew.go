@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/crew"
-	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // patience is how long torture waits for steps that must happen on any machine, however slow.
@@ -90,7 +90,7 @@ func (s *seat) await(what string) (r report) {
 
 // kill ends the process as SIGKILL does, and returns when all its reports are recorded.
 func (p *proc) kill() {
-	at := hostclock.Now()
+	at := clock.Now()
 	_ = p.Kill()
 	<-p.done
 	p.rec.died(p, at)

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // inject is a function that starts a fault. It returns nil if it found no victim.
@@ -138,14 +138,14 @@ func (n *nemesis) inflict(f *fault) *injection {
 
 // mark sets the time of the injection to now. A fault that searches for a victim calls mark again
 // when it has found a victim.
-func (n *nemesis) mark() { n.at = hostclock.Now() }
+func (n *nemesis) mark() { n.at = clock.Now() }
 
 // heal ends a fault, and notes when this fault may have caused the loss of locks.
 func (n *nemesis) heal(f *fault, in *injection) {
 	if in.heal != nil {
 		in.heal()
 	}
-	in.healed = hostclock.Now()
+	in.healed = clock.Now()
 	clear(n.busy)
 
 	span := [2]int64{in.at, in.healed}
@@ -200,7 +200,7 @@ func (n *nemesis) everyone() {
 	for seat := range n.seats {
 		all = append(all, awaited{-1, seat})
 	}
-	n.await(context.Background(), all, hostclock.Now())
+	n.await(context.Background(), all, clock.Now())
 }
 
 // search is the time limit of the nemesis for finding a victim.
@@ -229,7 +229,7 @@ type victims func(n *nemesis) []lockCall
 func holders(n *nemesis) []lockCall {
 	all, _ := n.rec.seen()
 	return slices.DeleteFunc(all, func(h lockCall) bool {
-		return !contended(h.key) || h.plan-hostclock.Now() <= int64(n.term/3)
+		return !contended(h.key) || h.plan-clock.Now() <= int64(n.term/3)
 	})
 }
 

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
-// lockCall is one call of Lock and what followed it. Times are from hostclock, and 0 until they are
+// lockCall is one call of Lock and what followed it. Times are from clock.Now, and 0 until they are
 // known.
 type lockCall struct {
 	proc    *proc
@@ -66,7 +66,7 @@ func (r *record) take(p *proc, e report) (refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if e.What == touch && e.T == 0 {
-		e.T = hostclock.Now()
+		e.T = clock.Now()
 	}
 	r.of.write(p.String(), e)
 
@@ -149,7 +149,7 @@ func (r *record) died(p *proc, at int64) {
 func (r *record) seen() (holders, waiters []lockCall) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := hostclock.Now()
+	now := clock.Now()
 	for _, t := range r.open {
 		switch {
 		case t.holding() && t.plan > now:

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -117,7 +117,7 @@ func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *neme
 	r.seated()
 
 	n := &nemesis{run: r, rand: rand.New(rand.NewPCG(o.seed, 0)), busy: map[int]bool{}}
-	began := hostclock.Now()
+	began := clock.Now()
 	err := r.Do(func() error {
 		lasts := o.time
 		if o.losing {
@@ -131,7 +131,7 @@ func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *neme
 	if !errors.Is(err, errStill) {
 		r.Check(err)
 	}
-	lasted := time.Duration(hostclock.Now() - began)
+	lasted := time.Duration(clock.Now() - began)
 	n.verdict(out, n.check(), lasted)
 	return n
 }
@@ -158,7 +158,7 @@ func (r *run) drain() {
 	})
 	if !over {
 		for _, w := range waiters {
-			r.fail("stood still", w.asked, fmt.Sprintf("%s has waited for %s for %v; holders: %d", w.proc, title(w.key), time.Duration(hostclock.Now()-w.asked), len(holders)))
+			r.fail("stood still", w.asked, fmt.Sprintf("%s has waited for %s for %v; holders: %d", w.proc, title(w.key), time.Duration(clock.Now()-w.asked), len(holders)))
 		}
 		r.Check(errStill)
 	}
@@ -202,11 +202,11 @@ func (r *run) sweep() {
 		return nil
 	})
 	if errors.Is(err, hasp.ErrLost) { // store.left held this lease, after all clients had closed
-		r.fail("kept until its end", hostclock.Now(), err.Error())
+		r.fail("kept until its end", clock.Now(), err.Error())
 		return
 	}
 	r.Check(err)
 	for _, text := range left {
-		r.fail("leftovers", hostclock.Now(), text)
+		r.fail("leftovers", clock.Now(), text)
 	}
 }

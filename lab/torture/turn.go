@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // run runs all callers until they have ended.
@@ -126,7 +126,7 @@ func (w *client) turn(ctx context.Context, c *hasp.Client, r *rand.Rand, which [
 		w.turn(last.lease.Context(), c, r, []int{under})
 	}
 
-	for hostclock.Now() < planned && last.lease.Err() == nil {
+	for clock.Now() < planned && last.lease.Err() == nil {
 		w.use(last.id, last.lease)
 		time.Sleep(time.Duration(3+r.IntN(10)) * time.Millisecond)
 	}
@@ -149,11 +149,11 @@ func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []
 	ids := make([]int64, len(which))
 	for i, k := range which {
 		ids[i] = w.ids.Add(1)
-		ask.ID, ask.Key, ask.T = ids[i], k, hostclock.Now()
+		ask.ID, ask.Key, ask.T = ids[i], k, clock.Now()
 		w.report(ask)
 	}
 	leases, err := w.lock(ctx, c, which, opts)
-	t := hostclock.Now()
+	t := clock.Now()
 	if err != nil {
 		for _, id := range ids {
 			w.report(report{What: failed, ID: id, T: t, Err: err.Error()})
@@ -168,7 +168,7 @@ func (w *client) begin(ctx context.Context, c *hasp.Client, which []int, opts []
 		holds = append(holds, h)
 		w.report(report{What: got, ID: h.id, T: t, Slot: l.Slot(), Fence: l.Fence(), Plan: planned, Expires: expires(l)})
 		h.stop = context.AfterFunc(l.Context(), func() {
-			h.lost.Store(hostclock.Now())
+			h.lost.Store(clock.Now())
 			close(h.over)
 		})
 	}
@@ -235,9 +235,9 @@ func (w *client) end(h *hold) {
 	if !h.stop() {
 		<-h.over
 	}
-	end := hostclock.Now()
+	end := clock.Now()
 	gone := errors.Is(h.lease.Err(), hasp.ErrLost)
-	t, exp := hostclock.Now(), expires(h.lease)
+	t, exp := clock.Now(), expires(h.lease)
 	w.report(report{What: ended, ID: h.id, T: t, End: min(end, exp, h.lost.Load()), Expires: exp, Lost: gone})
 }
 
@@ -247,7 +247,7 @@ func (w *client) unlock(h *hold) {
 	var err error
 	repeatUntil(3*time.Second, 10*time.Millisecond, func() bool {
 		err = h.lease.Unlock(context.Background())
-		done.T = hostclock.Now()
+		done.T = clock.Now()
 		return err == nil || errors.Is(err, hasp.ErrLost) || errors.Is(err, hasp.ErrReleased)
 	})
 	done.Expires, done.Lost = expires(h.lease), errors.Is(err, hasp.ErrLost)
@@ -257,13 +257,13 @@ func (w *client) unlock(h *hold) {
 	w.report(done)
 }
 
-// expires returns the hostclock time until which a lease is trusted, or a time up to a millisecond
-// earlier. expires reads both clocks again if the process was stopped between the two readings.
+// expires returns the time of clock.Now until which a lease is trusted, or a time up to a
+// millisecond earlier. expires reads both clocks again if the process was stopped between the two readings.
 func expires(l *hasp.Lease) int64 {
 	for {
-		t := hostclock.Now()
+		t := clock.Now()
 		left := time.Until(l.Expires())
-		if hostclock.Now()-t < int64(time.Millisecond) {
+		if clock.Now()-t < int64(time.Millisecond) {
 			return t + int64(left)
 		}
 	}

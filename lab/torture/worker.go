@@ -16,8 +16,8 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/crew"
-	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // order is a message to a client.
@@ -42,7 +42,7 @@ type report struct {
 	What string // the kind: one of the constants below
 	ID   int64  `json:",omitempty"` // the turn's number within the process
 	Key  int    `json:",omitempty"`
-	T    int64  `json:",omitempty"` // the time by hostclock; for a touch, when the resource is used
+	T    int64  `json:",omitempty"` // the time by clock.Now; for a touch, when the resource is used
 
 	Fenced  bool   `json:",omitempty"` // asks
 	Shared  bool   `json:",omitempty"` // asks
@@ -182,7 +182,7 @@ func (w *client) watch() {
 	for range time.Tick(time.Second) {
 		runtime.GC()
 		metrics.Read(live)
-		w.report(report{What: used, T: hostclock.Now(), Use: &use{live[0].Value.Uint64(), runtime.NumGoroutine(), openFiles()}})
+		w.report(report{What: used, T: clock.Now(), Use: &use{live[0].Value.Uint64(), runtime.NumGoroutine(), openFiles()}})
 	}
 }
 

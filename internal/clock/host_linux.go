@@ -1,4 +1,4 @@
-package hostclock
+package clock
 
 import (
 	"fmt"
@@ -19,20 +19,26 @@ const (
 // Now returns a time in nanoseconds. All processes of the host share its clock, and no process can
 // set it.
 func Now() int64 {
-	var now syscall.Timespec
-	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&now)), 0) // no error, because every Linux has this clock
-	return now.Nano()
+	now, _ := read(clockMonotonic) // every Linux has this clock
+	return now
 }
 
 // SinceBoot returns the kernel's random identifier of this boot, and the time since the boot
 // including all suspends. The identifier is empty if the kernel does not tell it.
 func SinceBoot() (boot string, up time.Duration) {
 	id, ahead := bootID()
-	var now syscall.Timespec
-	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockBoottime, uintptr(unsafe.Pointer(&now)), 0); errno != 0 {
+	now, ok := read(clockBoottime)
+	if !ok {
 		return "", 0
 	}
-	return id, time.Duration(now.Nano()) - ahead
+	return id, time.Duration(now) - ahead
+}
+
+// read returns the time of a clock in nanoseconds, and whether the kernel has that clock.
+func read(clock uintptr) (ns int64, ok bool) {
+	var at syscall.Timespec
+	_, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clock, uintptr(unsafe.Pointer(&at)), 0)
+	return at.Nano(), errno == 0
 }
 
 // bootID returns the identifier, and how far the boot clock is ahead in this process's time
@@ -42,7 +48,9 @@ var bootID = sync.OnceValues(func() (id string, ahead time.Duration) {
 	if err != nil {
 		return "", 0
 	}
-	offsets, _ := os.ReadFile("/proc/self/timens_offsets") // a kernel that lacks the file has no time namespaces
+
+	// A kernel that lacks the file has no time namespaces.
+	offsets, _ := os.ReadFile("/proc/self/timens_offsets")
 	var s, ns int64
 	if _, after, found := strings.Cut(string(offsets), "boottime"); found {
 		_, _ = fmt.Sscan(after, &s, &ns)
@@ -55,11 +63,10 @@ var bootID = sync.OnceValues(func() (id string, ahead time.Duration) {
 func suspended() time.Duration {
 	// Read the boot clock first. If this process stands still between the two readings, the result
 	// is then too small and not too large. The next call corrects a result that is too small.
-	var at [2]syscall.Timespec
-	for i, id := range [...]uintptr{clockBoottime, clockMonotonic} {
-		if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, id, uintptr(unsafe.Pointer(&at[i])), 0); errno != 0 {
-			return 0
-		}
+	boot, ok := read(clockBoottime)
+	monotonic, too := read(clockMonotonic)
+	if !ok || !too {
+		return 0
 	}
-	return time.Duration(at[0].Nano() - at[1].Nano())
+	return time.Duration(boot - monotonic)
 }

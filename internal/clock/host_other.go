@@ -1,6 +1,6 @@
 //go:build !linux
 
-package hostclock
+package clock
 
 import "time"
 

@@ -1,4 +1,4 @@
-package hostclock
+package clock
 
 import (
 	"fmt"
