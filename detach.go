@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
 )
 
@@ -207,8 +208,8 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 	start, slept := c.clock.Read()
 	w.tries = 1
 	// If the outcome is unknown, do not release the hold, because the handle can still resume it.
-	g, err := call(&c.store, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
-		err = noAnswer(c.opts.Timeout) // this error remains if Renew returns without a call of done; such a call cannot come later
+	g, err := calls.Call(&c.store.caller, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
+		err = calls.NoAnswer(c.opts.Timeout) // this error remains if Renew returns without a call of done; such a call cannot come later
 		c.store.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 		return g, err
 	}, nil)

@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 )
 
 // These are the errors to test for with errors.Is. A call may also return errors.ErrUnsupported, or
@@ -49,6 +49,10 @@ var (
 )
 
 var errNilContext = fmt.Errorf("%w: ctx is nil; pass context.Background() if you have no other", ErrInvalid)
+
+// errNoReturn is the outcome of a call that panicked or ended its goroutine. It is unknown whether
+// the store has carried the call out.
+var errNoReturn = errors.New("the call did not return, because code that it ran panicked or ended the goroutine")
 
 // HeldError is ErrHeld with the holder and the rest of its term, if they are known.
 type HeldError = backend.HeldError
@@ -175,31 +179,6 @@ func withContextEnd(ctx context.Context, err error) error {
 	return &waitError{err, cause}
 }
 
-// noAnswer returns the error of an outage. The error does not match context.DeadlineExceeded, which
-// is for the caller's own deadline.
-func noAnswer(d time.Duration) error {
-	return fmt.Errorf("no answer from the store within %v: %w", d, os.ErrDeadlineExceeded)
-}
-
-// plain returns err, wrapped if need be so that it does not match the error of any context. Many
-// network timeouts match context.DeadlineExceeded, although the caller's own context has not ended.
-func plain(err error, d time.Duration) error {
-	if isContextError(err) {
-		return fmt.Errorf("%v: %w", err, noAnswer(d))
-	}
-	return err
-}
-
-// plainDated does what plain does for a Waiter's error. It keeps the start of the outage, if known.
-func plainDated(err error, d time.Duration) error {
-	flat := plain(err, d)
-	var dated *backend.UnavailableError
-	if errors.As(flat, &dated) || !errors.As(err, &dated) {
-		return flat
-	}
-	return &backend.UnavailableError{Since: dated.Since, Err: flat}
-}
-
 // isOutage reports whether err, which a call is about to return, says that the store failed or did
 // not answer.
 func isOutage(err error) bool {
@@ -207,16 +186,11 @@ func isOutage(err error) bool {
 		return false
 	}
 	// If a context ended the wait, the error from before the end of the context decides. An outage
-	// never matches the error of a context, because plain has wrapped it.
+	// never matches the error of a context, because calls.Plain has wrapped it.
 	if w, ok := err.(*waitError); ok {
 		err = w.err
 	}
-	return !isContextError(err)
-}
-
-// isContextError reports whether err is, or wraps, the error of a context that has ended.
-func isContextError(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	return !calls.IsContextError(err)
 }
 
 // joined joins the errors of fn and of Unlock, or returns the only one that is not nil. A loss

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
 )
 
@@ -587,32 +588,32 @@ func (r *reaper) try(x *reap) {
 
 // acquire calls the driver's Acquire, which may take at most the duration bound.
 func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (g backend.Grant, err error) {
-	if r.prompt(ctx) { // the same choice as the function call makes, without closures on the heap
+	if r.caller.Prompt(ctx) { // the same choice as calls.Call makes, without closures on the heap
 		err = errNoReturn
 		defer func() { // also if the driver or a method of ctx panics
 			if err == errNoReturn || err != nil && r.traits.Reach != backend.Process {
 				r.failed(cl, err)
 			}
 		}()
-		g, err = direct(r.store, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
+		g, err = calls.Direct(&r.caller, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
 			return r.driver.Acquire(ctx, cl)
 		})
 		return g, err
 	}
 	f, late := r.guard(cl, r.driver.Acquire)
-	return call(r.store, ctx, bound, f, late)
+	return calls.Call(&r.caller, ctx, bound, f, late)
 }
 
 // failed handles the error err of an Acquire or a Wait for cl. If the outcome is unknown and the
 // driver does not clean up, the reaper releases the token. The outcome is also unknown if err joins
 // a definite error and the error of a context.
 func (r *reaper) failed(cl backend.Claim, err error) {
-	if err == errNoReturn || !r.traits.Cleans && (!backend.Definite(err) || isContextError(err)) {
+	if err == errNoReturn || !r.traits.Cleans && (!backend.Definite(err) || calls.IsContextError(err)) {
 		r.add(cl, reapTwice)
 	}
 }
 
-// guard returns the arguments f and late of the function call or run. The function f calls ask,
+// guard returns the arguments f and late of calls.Call or calls.Run. The function f calls ask,
 // which is the driver's Acquire or Wait, and has the reaper clean up after a failure. The function
 // late has the reaper release a grant that comes after the caller has left.
 func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim) (backend.Grant, error)) (f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 )
 
 // The methods Inspect, Break and List of Client, in locker.go, call these functions.
@@ -30,9 +31,9 @@ func inspect[T any](s *store, ctx context.Context, key string, f func(backend.In
 		return v, err
 	}
 	defer s.leave()
-	return call(s, ctx, s.opts.Timeout, func(ctx context.Context) (T, error) {
+	return calls.Call(&s.caller, ctx, s.opts.Timeout, func(ctx context.Context) (T, error) {
 		v, err := f(in, ctx, s.opts.Prefix+key)
-		return v, ownEnd(ctx, err)
+		return v, calls.OwnEnd(ctx, err)
 	}, nil)
 }
 
@@ -72,20 +73,20 @@ func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry
 				return listed{}, err
 			}
 			defer s.leave() // also if the driver panics
-			return run(s, context.Background(), 0, within.Done(), nil, func(context.Context) (listed, error) {
+			return calls.Run(&s.caller, context.Background(), 0, within.Done(), nil, func(context.Context) (listed, error) {
 				e, err, more := next()
 				return listed{e, err, more}, nil
 			}, func(listed, error) { stop() })
 		}
 		for {
 			e, err := pull()
-			left = err == errLeft
+			left = err == calls.ErrLeft
 			if err != nil || within.Err() != nil { // an error of the driver may be the cause of within's end
 				break
 			}
 
 			if e.err != nil {
-				fail(plain(e.err, s.opts.Timeout))
+				fail(calls.Plain(e.err, s.opts.Timeout))
 				return
 			}
 			e.Key = strings.TrimPrefix(e.Key, s.opts.Prefix)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
 )
 
@@ -207,8 +208,8 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		return false, l.unlockAgain(ctx)
 	}
 
-	calls := l.state.Load() == releasing // only this call changes that state
-	if calls {
+	mustRelease := l.state.Load() == releasing // only this call changes that state
+	if mustRelease {
 		sent := l.hold.renewer.clock.Awake()
 		err = errNoReturn
 		defer func() { err = l.endRelease(sent, err) }() // also if code of the caller panics
@@ -218,7 +219,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	if x := l.ctx.Load(); x != nil {
 		x.cancel(ErrReleased)
 	}
-	if calls {
+	if mustRelease {
 		err = l.hold.renewer.release(ctx, l.hold.claim, l.hold.keep)
 	}
 	return was == held, err // if Close ended the lease, an event has reported that
@@ -378,7 +379,7 @@ func (l *Lease) callExtend(ctx context.Context, cl backend.Claim, bound time.Dur
 		return err // r.stopped is true
 	}
 	defer r.leave()
-	_, err := call(r.store, ctx, bound, func(ctx context.Context) (struct{}, error) {
+	_, err := calls.Call(&r.caller, ctx, bound, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, r.extend(ctx, h, cl, bound)
 	}, nil)
 	returns = true

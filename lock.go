@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
 )
 
@@ -34,9 +35,9 @@ type wait struct {
 	lastAnswer error // why the caller does not have the key; nil if that is not known
 	refused    bool  // the store has just refused this caller
 
-	listening                  // what Listen returned; zero while the caller does not listen
-	listenAgain clock.Instant  // when to call Listen again, after it has failed
-	intent      *backend.Claim // the last claim that may keep out new shared callers, or nil
+	calls.Listening                // what Listen returned; zero while the caller does not listen
+	listenAgain     clock.Instant  // when to call Listen again, after it has failed
+	intent          *backend.Claim // the last claim that may keep out new shared callers, or nil
 
 	part *wait // with slots, the wait for the queue, or for the slot that was tried last
 }
@@ -259,11 +260,11 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 // askUntilHeld asks the store until the caller has the key or the wait has ended. Between two
 // attempts the caller waits in the driver, or sleeps until a wake-up or the next poll.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
-	mayWait := w.c.store.driver.waiter != nil && !w.once
+	mayWait := w.c.store.driver.Waits() && !w.once
 	_, timed := ctx.Deadline()
 	timed = timed || w.end != clock.Never // if the wait has no end, no call is the last one
 	defer func() {
-		if w.wake != nil {
+		if w.Wake != nil {
 			w.stopListening()
 		}
 	}()
@@ -365,7 +366,7 @@ func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, la
 	}
 	if err != nil {
 		var held *backend.HeldError
-		if c.store.driver.waker != nil && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
+		if c.store.driver.Wakes() && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
 			left := cl // a pointer to cl itself would allocate cl for every attempt
 			w.intent = &left
 		}

@@ -104,10 +104,10 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	}
 
 	c := &Client{core: newCore(opts, traits)}
-	c.store = store{core: c.core, driver: newBoundary(d)}
+	c.store = newStore(c.core, d)
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
-	c.queue = queue{core: c.core, polls: c.store.driver.waiter == nil && c.store.driver.waker == nil, lines: map[string]*line{}, lookers: map[string]chan int{}}
+	c.queue = queue{core: c.core, polls: !c.store.driver.Waits() && !c.store.driver.Wakes(), lines: map[string]*line{}, lookers: map[string]chan int{}}
 	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]clock.Instant{}}
 	return c, nil
 }

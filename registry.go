@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 )
 
 // Config names a driver and its settings. [ParseURL] creates one from a URL. A Config can be
@@ -209,7 +210,7 @@ func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	end := withContextEnd(ctx, nil)
 	switch {
 	case end == nil:
-		return plain(err, timeout)
+		return calls.Plain(err, timeout)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		// Do not report an outage, because the deadline was the caller's.
 		return fmt.Errorf("%w (%v)", end, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
 )
 
@@ -301,7 +302,7 @@ func (b *batch) send(ctx context.Context, bound time.Duration) {
 
 	// If the driver's call outlasts its context, do not wait for the call, because the renewer must
 	// try again before the terms end.
-	_, _ = run(r.store, ctx, bound, nil, nil, func(ctx context.Context) (struct{}, error) {
+	_, _ = calls.Run(&r.caller, ctx, bound, nil, nil, func(ctx context.Context) (struct{}, error) {
 		r.driver.Renew(ctx, b.claims, b.done)
 		return struct{}{}, nil
 	}, nil)
@@ -315,7 +316,7 @@ func (b *batch) end() {
 
 	for i, h := range b.holds {
 		if h != nil {
-			b.answer(i, h, backend.Grant{}, noAnswer(b.try))
+			b.answer(i, h, backend.Grant{}, calls.NoAnswer(b.try))
 		}
 	}
 }
@@ -334,7 +335,7 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	b.holds[i] = nil
 	b.r.mu.Unlock()
 	if err != nil && !backend.Definite(err) {
-		err = plain(err, b.try) // because the context that has ended is the engine's own
+		err = calls.Plain(err, b.try) // because the context that has ended is the engine's own
 	}
 	b.answer(i, h, g, err)
 }
@@ -389,8 +390,8 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 // extend renews h alone, for an Extend that has made h busy. The duration bound limits the call.
 func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
 	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
-	b.err = noAnswer(bound) // this error remains if send returns just before done has recorded the answer
-	b.send(ctx, 0)          // the function call has bounded ctx already
+	b.err = calls.NoAnswer(bound) // this error remains if send returns just before done has recorded the answer
+	b.send(ctx, 0)                // calls.Call has bounded ctx already
 
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
 )
 
@@ -43,7 +44,7 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 		refusal = errHeldHere
 	}
 	// Do not hold mu here, because ctx may be the context of a lease, whose methods lock mu.
-	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), noAnswer(waited))}
+	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), calls.NoAnswer(waited))}
 }
 
 // quitLine takes the waiting caller out of the line, and returns why it does not have the key.
@@ -76,7 +77,7 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool
 	case <-c.closing.Done():
 	case <-timer.C:
 		if c.clock.Now() < w.end {
-			err = noAnswer(c.opts.Timeout) // an outage, because the store has not answered the release
+			err = calls.NoAnswer(c.opts.Timeout) // an outage, because the store has not answered the release
 		}
 	}
 	return w.over(ctx, err, sent, false)
@@ -148,14 +149,14 @@ func (w *wait) waitInStore(ctx context.Context, start clock.Instant, slept int64
 
 	cl := w.claim()
 	f, late := c.reaper.guard(cl, c.store.driver.Wait)
-	g, err := run(&c.store, ctx, 0, nil, nil, f, late)
+	g, err := calls.Run(&c.store.caller, ctx, 0, nil, nil, f, late)
 	switch {
 	case err == nil:
 		now, _ := c.clock.Read()
 		return newHold(&c.renewer, cl, g, start, now, slept)
 	case ctx.Err() == nil:
-		err = plainDated(err, cl.Timeout)
-	case errors.Is(err, ErrHeld) && isContextError(err):
+		err = calls.PlainDated(err, cl.Timeout)
+	case errors.Is(err, ErrHeld) && calls.IsContextError(err):
 		// Report only that the key was held, because ctx may have ended by WithMaxWait. The reaper
 		// or the driver releases the place in the queue.
 		var held *backend.HeldError
@@ -188,7 +189,7 @@ func (w *wait) over(ctx context.Context, err error, sent clock.Instant, last boo
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.Now() >= w.end:
 		// If the deadline of ctx comes first, wait until then, so that the error reports it.
 		if d, ok := ctx.Deadline(); ok && w.c.clock.Time(w.end).After(d) {
-			rest(ctx, w.c.closing.Done(), time.Until(d)+grace)
+			rest(ctx, w.c.closing.Done(), time.Until(d)+calls.Grace)
 		}
 		return true, w.endErr(ctx)
 	}
@@ -223,7 +224,7 @@ func (w *wait) note(err error, sent clock.Instant, last bool) (outage time.Durat
 	case held:
 		ln.answeredLocked(err, sent)
 		w.lastAnswer, w.refused = err, true
-	case isContextError(err):
+	case calls.IsContextError(err):
 		ln.unansweredLocked(sent)
 		if ln.staleLocked(w.lastAnswer) {
 			w.lastAnswer = nil
@@ -249,7 +250,7 @@ func (c *core) outageOf(err error, began clock.Instant) clock.Instant {
 	switch {
 	case errors.As(err, &dated) && !dated.Since.IsZero():
 		return min(c.clock.At(dated.Since, 0), now)
-	case isContextError(err):
+	case calls.IsContextError(err):
 		return began
 	}
 	return now
@@ -271,7 +272,7 @@ func (w *wait) endErr(ctx context.Context) error {
 	if err := withContextEnd(ctx, w.lastAnswer); err != nil {
 		return err
 	}
-	return noAnswer(time.Duration(w.c.clock.Now() - w.start))
+	return calls.NoAnswer(time.Duration(w.c.clock.Now() - w.start))
 }
 
 // pause returns how long to sleep after an attempt that failed with err. If the key is held,
@@ -287,7 +288,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 
 	var d time.Duration
-	if c.opts.Backoff != nil && !w.once && (w.wake == nil || !errors.Is(err, ErrHeld)) {
+	if c.opts.Backoff != nil && !w.once && (w.Wake == nil || !errors.Is(err, ErrHeld)) {
 		d = jitter(max(c.opts.Backoff(attempt), minSleep))
 	}
 	switch {
@@ -299,7 +300,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		rest := c.opts.Timeout - w.line.outageLocked(w.began)
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
-	case w.wake != nil:
+	case w.Wake != nil:
 		d = listenPoll - rand.N(listenPoll/8) // at random, so that callers that began together do not always ask together
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
@@ -308,7 +309,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		c.mu.Unlock()
 	}
 	// Ask again soon, because each attempt keeps out new shared callers only for a while.
-	if held.Shared && !w.r.shared && w.wake == nil {
+	if held.Shared && !w.r.shared && w.Wake == nil {
 		d = min(d, backend.SharedRetryEvery)
 	}
 	// Ask at the end of the term, because the key is free then if the holder has died.
@@ -322,12 +323,6 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 // from a failure of Listen to the next Listen.
 const listenPoll = time.Second
 
-// listening is what a Waker's Listen returns.
-type listening struct {
-	wake <-chan struct{}
-	stop func()
-}
-
 // listen calls Listen of a Waker, unless the caller listens already, or a Listen has failed within
 // the last listenPoll. If listen returns true, the caller has begun to listen and must ask once
 // more. Otherwise the caller sleeps.
@@ -335,30 +330,30 @@ func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
 	// Leave most of the time to the attempt that follows.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
-	if c.store.driver.waker == nil || w.wake != nil || bound <= 0 || c.clock.Now() < w.listenAgain {
+	if !c.store.driver.Wakes() || w.Wake != nil || bound <= 0 || c.clock.Now() < w.listenAgain {
 		return false
 	}
 
 	cl := backend.Claim{Key: c.opts.Prefix + w.r.key, Shared: w.r.shared, Timeout: c.opts.Timeout}
-	l, err := call(&c.store, ctx, bound, func(ctx context.Context) (listening, error) {
+	l, err := calls.Call(&c.store.caller, ctx, bound, func(ctx context.Context) (calls.Listening, error) {
 		return c.store.driver.Listen(ctx, cl)
-	}, func(late listening, err error) {
+	}, func(late calls.Listening, err error) {
 		if err == nil {
-			late.stop()
+			late.Stop()
 		}
 	})
 	if err != nil {
 		w.listenAgain = c.clock.Now().Add(listenPoll)
 		return false
 	}
-	w.listening = l
+	w.Listening = l
 	return true
 }
 
 // stopListening ends the listening that the method listen has begun.
 func (w *wait) stopListening() {
-	w.stop()
-	w.listening = listening{}
+	w.Stop()
+	w.Listening = calls.Listening{}
 }
 
 // sleep returns true after the duration d, or when a Waker wakes the caller. It returns false as
@@ -368,7 +363,7 @@ func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case _, ok := <-w.wake: // the channel keeps a signal that came during the attempt
+	case _, ok := <-w.Wake: // the channel keeps a signal that came during the attempt
 		if !ok {
 			w.stopListening()
 			w.listenAgain = w.c.clock.Now().Add(listenPoll)

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/lazyctx"
+	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
@@ -182,7 +182,7 @@ func (a *attempt) ask(n *node) error {
 func (a *attempt) requestVote(n *node) error {
 	// Do not end the call with the caller's context. Even if the caller has left, the driver must
 	// learn whether the call took the key, so that it can release the key.
-	ctx := lazyctx.WithTimeout(context.Background(), nil, a.c.Timeout)
+	ctx := calls.WithTimeout(context.Background(), nil, a.c.Timeout)
 	defer ctx.End()
 
 	err := n.admit()

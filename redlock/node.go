@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/lazyctx"
+	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
@@ -140,7 +140,7 @@ func (n *node) call(timeout time.Duration, f func(ctx context.Context) error) er
 // exchange runs f, which sends commands to the node, and records whether the node has answered. No
 // caller's context ends f, because the outcome also shows whether the node answers at all.
 func (n *node) exchange(timeout time.Duration, f func(ctx context.Context) error) error {
-	ctx := lazyctx.WithTimeout(context.Background(), nil, timeout)
+	ctx := calls.WithTimeout(context.Background(), nil, timeout)
 	defer ctx.End()
 	began := time.Now()
 	return n.observe(began, f(ctx))

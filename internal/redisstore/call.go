@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hasplock/hasp/internal/lazyctx"
+	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
@@ -75,7 +75,7 @@ func (p *call) fill(ctx context.Context, plain bool, commands [][]string) (paren
 		p.cmds = append(p.cmds, resp.NewCommand(p.args[from:]...))
 	}
 	p.ctx = ctx
-	parent, p.quit, p.until = lazyctx.Split(ctx)
+	parent, p.quit, p.until = calls.Split(ctx)
 	return parent
 }
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp/internal/lazyctx"
+	"github.com/hasplock/hasp/internal/calls"
 )
 
 // Ending is one way to end the context of a call after a moment.
@@ -43,12 +43,12 @@ var Endings = []Ending{
 		return context.WithTimeout(ctx, 50*time.Millisecond)
 	}, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
 	{"lazy deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
-		c := lazyctx.WithTimeout(ctx, nil, 50*time.Millisecond)
+		c := calls.WithTimeout(ctx, nil, 50*time.Millisecond)
 		return c, c.End
 	}, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
 	{"quit", func(ctx context.Context) (context.Context, context.CancelFunc) {
 		quit, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-		c := lazyctx.WithTimeout(ctx, quit, time.Minute)
+		c := calls.WithTimeout(ctx, quit, time.Minute)
 		return c, func() {
 			c.End()
 			cancel()

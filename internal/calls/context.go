@@ -1,6 +1,4 @@
-// Package lazyctx provides a context whose deadline needs no timer until a goroutine asks for its
-// Done channel. Most calls to a store never ask.
-package lazyctx
+package calls
 
 import (
 	"context"
@@ -9,15 +7,17 @@ import (
 )
 
 // Context ends when one of its two parents ends, at its deadline, or when End is called, whichever
-// is first. Otherwise it behaves like a context of context.WithDeadline.
+// is first. Otherwise it behaves like a context of context.WithDeadline. Its deadline needs no timer
+// until a goroutine asks for its Done channel. Most calls to a store never ask.
 type Context struct {
-	parent, quit context.Context
-	deadline     time.Time
-	parents      bool // the deadline is the parent's, so the parent reports when the deadline passes
+	parent   context.Context
+	quit     context.Context
+	deadline time.Time
+	parents  bool // the deadline is the parent's, so the parent reports when it passes
 
 	mu     sync.Mutex // guards the fields below
 	native *native    // created when a caller first asks for Done; nil until then
-	err    error      // why the context ended, if Err or End recorded that while the field native was nil
+	err    error      // why the context ended, if Err or End recorded that while native was nil
 }
 
 // native is a context of package context.
@@ -34,7 +34,8 @@ func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
 		c.quit = context.Background()
 	}
 	if earlier, ok := parent.Deadline(); ok && earlier.Before(c.deadline) {
-		c.deadline, c.parents = earlier, true
+		c.deadline = earlier
+		c.parents = true
 	}
 	return c
 }
@@ -77,8 +78,13 @@ func (c *Context) Done() <-chan struct{} {
 		} else {
 			ctx, cancel = context.WithDeadline(c.parent, c.deadline)
 		}
+
 		stopQuit := context.AfterFunc(c.quit, cancel)
-		c.native = &native{ctx, func() { stopQuit(); cancel() }}
+		end := func() {
+			stopQuit()
+			cancel()
+		}
+		c.native = &native{ctx, end}
 		if c.err != nil { // Err or End has recorded an end before
 			c.native.end()
 		}

@@ -1,4 +1,4 @@
-package lazyctx
+package calls
 
 import (
 	"context"
