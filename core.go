@@ -2,7 +2,6 @@ package hasp
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,14 +33,16 @@ type core struct {
 	calls   int        // number of this Client's goroutines, plus its calls in flight except Lock and TryLock
 	stopped bool       // Close has stopped waiting and closes the driver, so no goroutine may start
 	changed *sync.Cond // signals each change that Close or an Unlock may wait for
+	lookers lookers    // the callers that look for a slot
 }
 
 func newCore(opts Options, traits backend.Traits) *core {
 	c := &core{
-		opts:   opts,
-		traits: traits,
-		clock:  clock.New(clock.Suspended, traits.Reach == backend.Process),
-		closed: make(chan struct{}),
+		opts:    opts,
+		traits:  traits,
+		clock:   clock.New(clock.Suspended, traits.Reach == backend.Process),
+		closed:  make(chan struct{}),
+		lookers: lookers{},
 	}
 	c.changed = sync.NewCond(&c.mu)
 	c.closing, c.close = context.WithCancelCause(context.Background())
@@ -139,14 +140,6 @@ func isClosed(ch <-chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// minSleep is the shortest sleep between two attempts, before the random variation.
-const minSleep = 100 * time.Microsecond
-
-// jitter returns a random duration between d/2 and d.
-func jitter(d time.Duration) time.Duration {
-	return d - rand.N(d/2+1)
 }
 
 // store calls the driver. It bounds each call, so that the call ends even if no answer comes.

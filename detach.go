@@ -89,7 +89,7 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 		return x, err
 	}
 	x = Handle{Key: l.key, Token: h.claim.Token, Owner: h.claim.Owner, TTL: h.claim.TTL, Fence: h.fence,
-		Shared: h.claim.Shared, Slot: l.slot, Until: r.clock.Time(clock.Instant(h.deadline.Load())).Round(0)}
+		Shared: h.claim.Shared, Slot: int(l.slot), Until: r.clock.Time(h.Deadline()).Round(0)}
 	if h.keep != 0 {
 		x.MinHold = r.clock.Time(h.keep).Round(0)
 	}
@@ -102,7 +102,7 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 	delete(r.resumed, x.Token)
 	h.leases = nil
 	r.unscheduleLocked(h)
-	h.line.endedLocked(h)
+	h.endedLocked()
 	r.mu.Unlock()
 
 	// Cancel the context without mu, because a cancel runs users' code.
@@ -243,8 +243,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 	}
 	// The hold has a line of its own, as a shared hold has, so the hold is never handed over.
 	// Callers of this Client that want the key ask the store.
-	ln := &line{q: &c.queue, key: r.key, callers: 1, hasHead: true}
-	c.queue.callers++
+	ln := c.queue.Alone(r.key, r.shared)
 	l = h.startLocked(ctx, r, ln, 0, false)
 	if left := time.Until(x.MinHold); left > 0 {
 		h.keep = now.Add(left)

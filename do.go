@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/line"
 )
 
 // Do runs fn while it holds key. fn receives the lease's context, which ends when ctx ends or the
@@ -159,7 +160,7 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 	if c, direct := l.(*Client); direct {
 		// Try all keys together only if there is time to wait after a refusal. Otherwise two such
 		// calls might each have a key that the other one needs, and both would fail.
-		free := c.queue.unused(keys)
+		free := c.unused(keys)
 		if len(free) > 1 && c.traits.Reach != backend.Process && (!r.bounded || r.maxWait >= c.answerTime()) {
 			if err := ls.tryAtOnce(ctx, c, free, opts); err != nil {
 				return err
@@ -400,7 +401,7 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 			if over, why := leadOver(ctx, key, err); over {
 				return why
 			}
-			rest(ctx, nil, jitter(min(outagePause<<min(refused, 10), longestPause)))
+			rest(ctx, nil, line.Jitter(min(outagePause<<min(refused, 10), longestPause)))
 			refused++
 			continue
 		}

@@ -13,7 +13,7 @@ import (
 func Leftovers(c *Client) (callers, holds, reaps int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.queue.callers + len(c.queue.lines), len(c.renewer.holds), len(c.reaper.queue)
+	return c.queue.Callers + c.queue.Lines(), len(c.renewer.holds), len(c.reaper.queue)
 }
 
 // Suspendable returns a function that makes c's clock see that the machine has slept for d more.
@@ -22,6 +22,7 @@ func Suspendable(c *Client) func(d time.Duration) {
 	var slept atomic.Int64
 	suspended := func() time.Duration { return clock.Suspended() + time.Duration(slept.Load()) }
 	c.clock = clock.New(suspended, c.traits.Reach == backend.Process)
+	c.queue.Clock = c.clock
 	return func(d time.Duration) { slept.Add(int64(d)) }
 }
 
@@ -40,5 +41,5 @@ func ResumedTokens(c *Client) int {
 func Contended(c *Client) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.queue.contended.keys)
+	return c.queue.ContendedKeys()
 }

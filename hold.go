@@ -8,12 +8,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
+	"github.com/hasplock/hasp/internal/line"
 )
 
 // hold is one token's hold of a key in the store. It has one lease, or several by re-entry.
@@ -23,16 +23,15 @@ import (
 // released, when the store reports that it is lost (loseLocked), when its deadline or its max hold
 // passes (endExpiredLocked), or when the Client is closed (Close).
 type hold struct {
-	renewer  *renewer      // renews the hold, and has pointers to the other parts of the Client
-	claim    backend.Claim // the claim that renewals and the release send; its TTL is guarded by mu
-	fence    uint64        // 0 unless a fence was asked for
-	asked    clock.Instant // when the call began that got the grant
-	granted  clock.Instant // when the grant was received
-	deadline atomic.Int64  // Instant until which the lease is trusted; written under mu
+	line.Hold               // what the line knows of the hold
+	renewer   *renewer      // renews the hold, and has pointers to the other parts of the Client
+	claim     backend.Claim // the claim that renewals and the release send; its TTL is guarded by mu
+	fence     uint64        // 0 unless a fence was asked for
+	asked     clock.Instant // when the call began that got the grant
 
 	// All below is guarded by mu.
-	line   *line    // the line of its key
-	leases []*Lease // its leases that are neither lost nor unlocked, outer ones first
+	line   *line.Line // the line of its key
+	leases []*Lease   // its leases that are neither lost nor unlocked, outer ones first
 
 	// The state in the store, as far as this Client can tell.
 	kept      clock.Instant // latest end of all requested terms, answered or not; the store may keep the hold until then
@@ -47,7 +46,6 @@ type hold struct {
 	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
 	failure  error         // error of the last failed renewal; nil after a renewal that succeeded
 	orphaned clock.Instant // when a renewal first noticed that the contexts of all Locks have ended; 0 until then
-	failed   int32         // renewals in a row that failed or had no answer; a release without an answer counts as well
 	index    int32         // its index in the renewer's heap; -1 before its start and after its end
 	joined   int32         // how many leases it has had so far
 	renewal  int8          // renews, paused or unrenewed
@@ -55,12 +53,9 @@ type hold struct {
 	unpassed bool          // Extend was called, or a Break may have broken the hold, so no later caller gets the hold
 	lapsed   bool          // its deadline or its max hold has ended the hold, so the store may still keep it
 
-	unheard atomic.Bool // see backend.Claim; not guarded by mu
-
-	// See "A key lingers" in queue.go.
-	mayLinger bool          // its present or last caller has WithLinger
-	lingers   clock.Instant // when it stops lingering; 0 if it does not linger
-	ghost     *Lease        // nil until it lingers for the first time
+	// See "A key lingers" in linger.go.
+	lingers clock.Instant // when it stops lingering; 0 if it does not linger
+	ghost   *Lease        // nil until it lingers for the first time
 
 	// The first lease and its place in leases are part of the hold, to save two allocations.
 	first Lease
@@ -92,8 +87,18 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Ins
 		return nil, errLate
 	}
 
-	h := &hold{renewer: r, claim: cl, fence: g.Fence, asked: start, granted: now, kept: now.Add(cl.TTL), limit: clock.Never, index: -1}
-	h.claim.Unheard = &h.unheard
+	h := &hold{
+		renewer: r,
+		claim:   cl,
+		fence:   g.Fence,
+		asked:   start,
+		kept:    now.Add(cl.TTL),
+		limit:   clock.Never,
+		index:   -1,
+	}
+	h.Engine = h
+	h.Granted = now
+	h.claim.Unheard = &h.Unheard
 
 	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
 	// a Waiter has granted less than a whole term, the start of the term is not known. In that
@@ -109,28 +114,28 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Ins
 		}
 	}
 	h.due, h.planned = renewalTime(since, time.Duration(until-since)), now
-	h.deadline.Store(int64(until))
+	h.Trust(until)
 	return h, nil
 }
 
 // startLocked makes h the hold of ln, and returns its first lease. The argument waited is how long
 // the Client waited for h. If sought is true, the first attempt did not get h.
-func (h *hold) startLocked(ctx context.Context, r *request, ln *line, waited time.Duration, sought bool) *Lease {
+func (h *hold) startLocked(ctx context.Context, r *request, ln *line.Line, waited time.Duration, sought bool) *Lease {
 	h.line = ln
 	if r.noRenew {
 		h.renewal = unrenewed
 	}
-	ln.startedLocked(h, waited, sought)
+	ln.Started(&h.Hold, waited, sought)
 
 	// With a max hold, the first claim may have asked for less than the whole term. Renewals ask
 	// for the whole term, or for a term that ends just after the limit.
-	l := h.addLeaseLocked(ctx, r, h.granted)
+	l := h.addLeaseLocked(ctx, r, h.Granted)
 	if r.maxHold > 0 {
 		h.claim.TTL = r.ttl
 		h.limit = l.maxHold
 	}
-	if h.asked <= ln.broken {
-		h.suspectLocked(h.granted)
+	if h.asked <= ln.Broken {
+		h.suspectLocked(h.Granted)
 	}
 	h.renewer.scheduleLocked(h)
 	return l
@@ -156,7 +161,7 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now clock.Instant
 	if l.hold != nil {
 		l = new(Lease)
 	}
-	l.hold, l.key, l.slot, l.parent, l.around = h, r.name, r.slot, ctx, r.around
+	l.hold, l.key, l.slot, l.parent, l.around = h, r.name, int32(r.slot), ctx, r.around
 	if r.parent != nil {
 		l.parent = r.parent
 	}
@@ -173,7 +178,7 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now clock.Instant
 		h.leases = h.place[:0]
 	}
 	if len(h.leases) == 0 { // the outermost lease decides whether h lingers
-		h.mayLinger = r.linger
+		h.MayLinger = r.linger
 	}
 	h.leases = append(h.leases, l)
 	h.joined++
@@ -233,7 +238,7 @@ func (q holdHeap) place(i int, s scheduled) {
 // scheduleLocked puts h into the heap, or moves it if its time has changed.
 func (r *renewer) scheduleLocked(h *hold) {
 	// The renewer serves h when a renewal is due, or when h or one of its leases ends.
-	next := min(clock.Instant(h.deadline.Load()), h.limit, cmp.Or(h.lingers, clock.Never))
+	next := min(h.Deadline(), h.limit, cmp.Or(h.lingers, clock.Never))
 	for _, l := range h.leases {
 		next = min(next, l.maxHold)
 	}
@@ -303,7 +308,7 @@ func (h *hold) suspectLocked(now clock.Instant) {
 // endExpiredLocked ends the leases of h whose time has passed, and returns them. The caller must
 // call endContext on each of them after it has released mu.
 func (h *hold) endExpiredLocked(now clock.Instant) []*Lease {
-	end := min(clock.Instant(h.deadline.Load()), h.limit)
+	end := min(h.Deadline(), h.limit)
 	switch {
 	case h.lingers != 0 && now >= min(h.lingers, end):
 		h.endLingerLocked(nil) // releases the token, which nobody would unlock
@@ -336,7 +341,7 @@ func (h *hold) endExpiredLocked(now clock.Instant) []*Lease {
 // lapseLocked returns why h, whose time has passed, is lost.
 func (h *hold) lapseLocked() *LostError {
 	switch {
-	case h.limit <= clock.Instant(h.deadline.Load()):
+	case h.limit <= h.Deadline():
 		return &LostError{Reason: LostMaxHold}
 	case h.failure != nil:
 		return &LostError{LostUnanswered, h.failure}
@@ -361,8 +366,16 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 	// Let the next caller ask the store before the contexts have ended. That is safe, because
 	// Lease.Err, and Err and Done of the leases' contexts, already report the loss. Only the
 	// contexts derived from those contexts end a moment later.
-	h.line.endedLocked(h)
+	h.endedLocked()
 	return ended
+}
+
+// endedLocked records that h has ended. The next caller in line may ask the store.
+func (h *hold) endedLocked() {
+	if h.first.slot > 0 {
+		h.renewer.lookers.freed(h.first.key, int(h.first.slot)-1)
+	}
+	h.line.Ended(&h.Hold)
 }
 
 // loseLocked marks l as lost, with the error why as the reason, and returns that error.
@@ -458,7 +471,7 @@ func (x *reap) settle(gone bool, timeout time.Duration) time.Duration {
 }
 
 func (x *reap) backoff(most time.Duration) time.Duration {
-	return jitter(min(firstRetry<<min(x.failed, 10), most))
+	return line.Jitter(min(firstRetry<<min(x.failed, 10), most))
 }
 
 func (r *reaper) insert(x *reap) {
@@ -489,7 +502,7 @@ func (r *reaper) addLocked(x *reap, kept time.Duration) {
 	x.at = r.clock.Awake()
 	x.until = x.at.Add(kept + r.opts.Timeout)
 	if x.failed > 0 {
-		x.at = x.at.Add(jitter(firstRetry))
+		x.at = x.at.Add(line.Jitter(firstRetry))
 	}
 	r.insert(x)
 	if !r.running {

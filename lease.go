@@ -21,7 +21,6 @@ type Lease struct {
 	hold    *hold
 	key     string                       // the key as the caller gave it
 	ttl     time.Duration                // the term that it asks renewals for
-	slot    int                          // number of its slot, from 1; 0 without WithSlots
 	id      uint64                       // ID of its events
 	op      string                       // Op of its events
 	parent  context.Context              // Lock's context
@@ -32,6 +31,7 @@ type Lease struct {
 	loss    *LostError                   // why it was lost; set before state becomes lost
 	ctx     atomic.Pointer[leaseContext] // created by the first call of Context
 	state   atomic.Int32                 // one of the states below; written under mu
+	slot    int32                        // number of its slot, from 1; 0 without WithSlots
 	reentry bool                         // the lease joined a hold that its caller had
 
 	// These three are guarded by mu.
@@ -75,7 +75,7 @@ func (l *Lease) Shared() bool { return l.hold.claim.Shared }
 
 // Slot returns which slot the lease holds, from 0 to n-1 for WithSlots(n). It returns 0 for a lease
 // without slots.
-func (l *Lease) Slot() int { return max(l.slot-1, 0) }
+func (l *Lease) Slot() int { return max(int(l.slot)-1, 0) }
 
 // Expires returns the time at which the lease ends if no further renewal succeeds. The lease's
 // context ends at that time at the latest.
@@ -108,7 +108,7 @@ func (l *Lease) cause() error {
 func (l *Lease) expire() {
 	r, h := l.hold.renewer, l.hold
 	now, _ := r.clock.Read()
-	if l.state.Load() != held || now < min(clock.Instant(h.deadline.Load()), l.maxHold) {
+	if l.state.Load() != held || now < min(h.Deadline(), l.maxHold) {
 		return
 	}
 
@@ -124,7 +124,7 @@ func (l *Lease) expire() {
 	}
 }
 
-func (l *Lease) end() clock.Instant { return min(clock.Instant(l.hold.deadline.Load()), l.maxHold) }
+func (l *Lease) end() clock.Instant { return min(l.hold.Deadline(), l.maxHold) }
 
 // Context returns the context of the lease, a child of Lock's context. When the lease is lost, the
 // context ends with a [*LostError] as its cause. It ends at the lease's deadline at the latest,
@@ -234,25 +234,25 @@ func (l *Lease) endRelease(sent clock.Instant, err error) error {
 	defer r.mu.Unlock()
 	r.calls--
 	r.changed.Broadcast()
-	h.failed = 0
+	h.Failed = 0
 	switch {
 	case err == nil:
 		l.state.Store(released)
 		delete(r.resumed, h.claim.Token)
-	case errors.Is(err, ErrLost) && now < clock.Instant(h.deadline.Load()):
+	case errors.Is(err, ErrLost) && now < h.Deadline():
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	case errors.Is(err, ErrLost):
 		err = l.loseLocked(h.lapseLocked()) // the term has ended during the call
 	default:
 		l.state.Store(unknown)
-		h.failed = 1 // the store may hang; set this before endedLocked, which reads it
+		h.Failed = 1 // the store may hang; set this before endedLocked, which reads it
 		if !r.traits.Ordered {
-			h.line.answeredLocked(err, sent) // the next caller in line must know how long the outage has lasted
+			h.line.Answered(err, sent) // the next caller in line must know how long the outage has lasted
 		}
 		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release
 	}
 	r.unreserveLocked(h)
-	h.line.endedLocked(h)
+	h.endedLocked()
 	return err
 }
 
@@ -288,7 +288,7 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	// its context may be derived from this lease's.
 	l.state.Store(released)
 	h.dropLocked(slices.Index(h.leases, l))
-	if len(h.leases) > 0 || h.line.waiting.Len() > 0 && h.handOverLocked() || h.mayLinger && h.lingerLocked(l.key) {
+	if len(h.leases) > 0 || h.handOverLocked() || h.MayLinger && h.lingerLocked(l.key) {
 		return was, nil
 	}
 	r.unscheduleLocked(h) // a renewal must not follow the release
@@ -316,7 +316,7 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 		return l.cause() // another call of Unlock has repeated the release meanwhile
 	}
 	l.state.Store(released)
-	if err == nil || now < clock.Instant(h.deadline.Load()) {
+	if err == nil || now < h.Deadline() {
 		// The term cannot have run out before the deadline. So ErrLost probably means that an
 		// earlier release has reached the store, or that the key was broken.
 		return nil

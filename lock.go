@@ -1,7 +1,6 @@
 package hasp
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -13,6 +12,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
+	"github.com/hasplock/hasp/internal/line"
 )
 
 // This file contains Lock and TryLock: their arguments, the loop of attempts, and re-entry. wait.go
@@ -28,12 +28,12 @@ type wait struct {
 	end   clock.Instant // when WithMaxWait ends the wait, or Never
 	tries int           // calls to the store so far
 
-	line       *line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
-	queued     bool  // the driver's Wait was called
-	stood      bool  // the caller has waited: in the line, for the end of a gap, or between two calls
-	turn       turn  // the caller's entry in the line; ready is nil unless the caller waits there
-	lastAnswer error // why the caller does not have the key; nil if that is not known
-	refused    bool  // the store has just refused this caller
+	line       *line.Line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
+	queued     bool       // the driver's Wait was called
+	stood      bool       // the caller has waited: in the line, for the end of a gap, or between two calls
+	turn       turn       // the caller's entry in the line; ready is nil unless the caller waits there
+	lastAnswer error      // why the caller does not have the key; nil if that is not known
+	refused    bool       // the store has just refused this caller
 
 	calls.Listening                // what Listen returned; zero while the caller does not listen
 	listenAgain     clock.Instant  // when to call Listen again, after it has failed
@@ -205,32 +205,30 @@ func (w *wait) prepare(ctx context.Context) error {
 // take returns a lease that was handed over in the line, or one from the store.
 func (w *wait) take(ctx context.Context) (*Lease, error) {
 	c := w.c
-	w.turn = turn{r: &w.r, ctx: ctx, since: w.began}
-	var tk ticket
-	w.line, tk = c.queue.join(&w.turn, w.once)
-	if tk.do == mustWait {
+	tk, freed := w.join(ctx)
+	if tk.Do == line.MustWait {
 		tk = w.waitInLine(ctx)
 	}
-	switch tk.do {
-	case haveLease:
-		return tk.lease, nil
-	case giveUp:
-		return nil, tk.err
+	switch tk.Do {
+	case line.HaveLease:
+		return tk.Lease.(*Lease), nil
+	case line.GiveUp:
+		return nil, tk.Err
 	}
 
 	// This caller is the head now, and takes over the answer that the last head received. The line
 	// counts the caller until its hold has ended, or until it gives up below.
-	w.lastAnswer = tk.lastAnswer
-	if tk.freed != nil && (w.once || !c.traits.Ordered) { // otherwise the caller waits in the driver's queue, before later callers
-		if over, err := w.awaitFreed(ctx, tk.freed); over {
+	w.lastAnswer = tk.LastAnswer
+	if freed != nil && (w.once || !c.traits.Ordered) { // otherwise the caller waits in the driver's queue, before later callers
+		if over, err := w.awaitFreed(ctx, freed); over {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			w.giveUpLocked()
 			return nil, err
 		}
 	}
-	if tk.after > 0 && (!w.once || w.r.op == "trylock" && w.r.parent != nil) { // a TryLock waits for a gap only if LockAll calls it
-		if d := min(tk.after, w.untilLastCall(ctx)); d > 0 {
+	if tk.After > 0 && (!w.once || w.r.op == "trylock" && w.r.parent != nil) { // a TryLock waits for a gap only if LockAll calls it
+		if d := min(tk.After, w.untilLastCall(ctx)); d > 0 {
 			w.stood = true
 			w.sleep(ctx, d)
 		}
@@ -250,11 +248,43 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	}
 	var waited time.Duration
 	if w.stood {
-		waited = w.waitedLocked(h.granted)
+		waited = w.line.Waited(h.Granted, w.start)
 	}
 	l := h.startLocked(ctx, &w.r, w.line, waited, w.tries > 1 || w.queued)
 	w.line = nil // from here on the line counts the hold
 	return l, nil
+}
+
+// turn is the entry of a wait in its line.
+type turn struct {
+	line.Turn
+	r   *request
+	ctx context.Context // Lock's context
+}
+
+// join adds the caller to the line of its key, or gives it a hold that lingers. If the caller cannot
+// use that hold, the channel freed is closed after the release of that hold. Otherwise freed is nil.
+func (w *wait) join(ctx context.Context) (tk line.Ticket, freed chan struct{}) {
+	c, r := w.c, &w.r
+	w.turn = turn{r: r, ctx: ctx}
+	w.turn.Turn = line.Turn{Key: r.key, Shared: r.shared, Since: w.began, Caller: &w.turn}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing.Err() != nil {
+		return line.Ticket{Do: line.GiveUp, Err: ErrClosed}, nil
+	}
+
+	if held := c.queue.Hold(r.key); held != nil {
+		if h := held.Engine.(*hold); h.lingers != 0 {
+			if l := h.reuseLocked(ctx, r); l != nil {
+				return line.Ticket{Do: line.HaveLease, Lease: l}, nil
+			}
+			freed = make(chan struct{})
+			h.endLingerLocked(freed)
+		}
+	}
+	w.line, tk = c.queue.Join(&w.turn.Turn, w.once)
+	return tk, freed
 }
 
 // askUntilHeld asks the store until the caller has the key or the wait has ended. Between two
@@ -347,13 +377,13 @@ func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, la
 	}
 	bound = min(bound, time.Duration(w.end-start))
 	c.mu.Lock()
-	ln.unanswered = cmp.Or(ln.unanswered, sent)
-	if ln.outage != 0 {
-		bound = min(bound, c.opts.Timeout-ln.outageLocked(w.began))
+	ln.Asked(sent)
+	if ln.InOutage() {
+		bound = min(bound, c.opts.Timeout-ln.Outage(w.began))
 	}
-	if c.queue.polls && w.stood {
-		cl.Waited = w.waitedLocked(start)
-		cl.Contended = start < c.queue.contended.keys[ln.key].until
+	if c.queue.Polls && w.stood {
+		cl.Waited = ln.Waited(start, w.start)
+		cl.Contended = c.queue.Contended(w.r.key, start)
 	}
 	c.mu.Unlock()
 
@@ -397,11 +427,6 @@ func (w *wait) claim() backend.Claim {
 	}
 	return backend.Claim{Key: c.opts.Prefix + r.key, Token: token, Owner: c.opts.Owner, TTL: ttl,
 		Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
-}
-
-// waitedLocked returns how long the Client has waited for the key. Call it only if w has waited.
-func (w *wait) waitedLocked(now clock.Instant) time.Duration {
-	return min(max(time.Duration(now-max(w.line.pace.ended, w.start)), 1), longestWait)
 }
 
 // errNoneAround says that no lease around the caller holds the key.
@@ -456,7 +481,7 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 		h.due, h.planned = now, now
 	}
 
-	r.slot = outer.slot
+	r.slot = int(outer.slot)
 	l := h.addLeaseLocked(ctx, r, now)
 	l.reentry = true
 	h.resumeRenewalLocked(now)

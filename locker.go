@@ -32,6 +32,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/clock"
+	"github.com/hasplock/hasp/internal/line"
 )
 
 // Locker takes named locks. [*Client] implements it, and every strategy creates a Client:
@@ -68,7 +69,7 @@ type Client struct {
 	reaper   reaper
 	observer observer
 	renewer  renewer
-	queue    queue
+	queue    line.Queue
 }
 
 var _ Locker = (*Client)(nil)
@@ -107,9 +108,24 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	c.store = newStore(c.core, d)
 	c.reaper = reaper{store: &c.store, wake: make(chan struct{}, 1)}
 	c.observer.core = c.core
-	c.queue = queue{core: c.core, polls: !c.store.driver.Waits() && !c.store.driver.Wakes(), lines: map[string]*line{}, lookers: map[string]chan int{}}
+	c.queue = line.Queue{
+		Clock:     c.clock,
+		Ordered:   traits.Ordered,
+		Polls:     !c.store.driver.Waits() && !c.store.driver.Wakes(),
+		Timeout:   opts.Timeout,
+		Owner:     opts.Owner,
+		RoundTrip: c.roundTrip,
+		Changed:   c.changed.Broadcast,
+	}
 	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]clock.Instant{}}
 	return c, nil
+}
+
+// unused returns the keys before the first one that this Client uses, or leaves to others.
+func (c *Client) unused(keys []string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.queue.Unused(keys)
 }
 
 // Status is a store's report about a key.
@@ -149,8 +165,8 @@ func (c *Client) broke(key string, began clock.Instant, err error) {
 
 	c.mu.Lock()
 	now := c.clock.Now()
-	if ln := c.queue.lines[key]; ln != nil {
-		ln.broken = now
+	if ln := c.queue.Line(key); ln != nil {
+		ln.Broken = now
 	}
 	var broken []*hold
 	for _, s := range c.renewer.holds {
@@ -163,7 +179,7 @@ func (c *Client) broke(key string, began clock.Instant, err error) {
 		switch {
 		case h.lingers != 0:
 			h.endLingerLocked(nil)
-		case err == nil && h.granted <= began:
+		case err == nil && h.Granted <= began:
 			gone = append(gone, h.revokedLocked()...)
 		default:
 			h.suspectLocked(now)
@@ -218,11 +234,11 @@ func (c *Client) Close() error {
 
 	// Holders unlock while the reaper cleans up, so one Timeout is enough for both.
 	end := time.Now().Add(c.opts.Timeout)
-	c.settle(end, func() bool { return c.queue.open == 0 })
+	c.settle(end, func() bool { return c.queue.Open == 0 })
 	poke(c.renewer.wake)
 	poke(c.reaper.wake)
 	c.settle(end, func() bool {
-		c.stopped = c.calls == 0 && c.queue.callers == c.queue.open // no call is in flight, and all callers that are left have holds
+		c.stopped = c.calls == 0 && c.queue.Callers == c.queue.Open // no call is in flight, and all callers that are left have holds
 		return c.stopped
 	})
 	c.mu.Lock()

@@ -121,7 +121,7 @@ func (o *observer) renewalLocked(h *hold, kind EventKind, err error) {
 	// not reported yet, drop the event, because the next renewal that fails creates another event.
 	if l := h.leases[0]; l.reported {
 		e := l.event(kind, err)
-		e.Failures = int(h.failed)
+		e.Failures = int(h.Failed)
 		o.queueEventLocked(l.parent, e)
 	}
 }
@@ -161,9 +161,9 @@ func (w *wait) reportLongWait(ctx context.Context) *time.Timer {
 // cannot tell, or another error of the store.
 func (c *Client) heldBy(ctx context.Context, key string) error {
 	c.mu.Lock()
-	if ln := c.queue.lines[key]; ln != nil && ln.hold != nil {
+	if ln := c.queue.Line(key); ln != nil && ln.Held() {
 		defer c.mu.Unlock()
-		return ln.refusalLocked()
+		return ln.Refusal()
 	}
 	c.mu.Unlock()
 

@@ -10,6 +10,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
+	"github.com/hasplock/hasp/internal/line"
 )
 
 // Bounds of renewals in batches.
@@ -138,7 +139,7 @@ func (r *renewer) serveLocked(now clock.Instant) (gone []*Lease) {
 // queueLocked queues h, whose renewal is due.
 func (r *renewer) queueLocked(h *hold) {
 	lanes := &r.well
-	if h.failed > 0 {
+	if h.Failed > 0 {
 		lanes = &r.suspect
 	}
 	// The tries of each class last up to twice as long as the tries of the class before.
@@ -283,7 +284,7 @@ func (h *hold) renewalLocked(now clock.Instant, wanted bool) (backend.Claim, boo
 	}
 
 	// WithMaxHold bounds the term.
-	if clock.Instant(h.deadline.Load()) >= h.limit {
+	if h.Deadline() >= h.limit {
 		h.renewal = paused // the present term is long enough
 		return cl, false
 	}
@@ -364,19 +365,19 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		if g.Handle != nil {
 			h.claim.Handle = g.Handle
 		}
-		if h.failed > 0 {
+		if h.Failed > 0 {
 			r.observer.renewalLocked(h, EventRenewed, nil)
 		}
 		h.renewedLocked(now, b.sent, until)
 		r.scheduleLocked(h)
 		r.observer.reportStillHeldLocked(h.leases[0], now)
 	case errors.Is(err, ErrLost):
-		h.failed = 0
+		h.Failed = 0
 		gone = h.revokedLocked()
 	default:
-		h.failed++
+		h.Failed++
 		h.failure = err
-		h.due, h.planned = now.Add(jitter(h.termLocked()/(3*triesPerT))), now
+		h.due, h.planned = now.Add(line.Jitter(h.termLocked()/(3*triesPerT))), now
 		r.scheduleLocked(h)
 		r.observer.renewalLocked(h, EventRenewFailed, err)
 	}
@@ -411,7 +412,7 @@ func (h *hold) soonDueLocked(now clock.Instant) bool {
 // which bounds the result.
 func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 	try := h.termLocked() / triesPerT
-	if h.failed == 1 {
+	if h.Failed == 1 {
 		// A short try soon shows that its connection is dead. But a distant store may need longer
 		// to answer on a new connection, so the second try lasts longer. Later ones are short
 		// again, so that one of them begins shortly before the term ends.
@@ -424,7 +425,7 @@ func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 // re-entry with a longer term or after a hand-over by the store. The length of a try depends on the
 // term that h has now, because several tries must fit into it.
 func (h *hold) termLocked() time.Duration {
-	left := time.Duration(clock.Instant(h.deadline.Load()) - max(h.confirmed, h.granted))
+	left := time.Duration(h.Deadline() - max(h.confirmed, h.Granted))
 	return min(h.claim.TTL, termFor(left))
 }
 
@@ -446,10 +447,10 @@ func (h *hold) resumeRenewalLocked(now clock.Instant) {
 func (h *hold) renewedLocked(now, start, until clock.Instant) {
 	// Answers may arrive in any order, and the store never shortens a term. So an older answer must
 	// not move the deadline back.
-	h.deadline.Store(max(h.deadline.Load(), int64(until)))
+	h.Trust(max(h.Deadline(), until))
 	h.confirmed = max(h.confirmed, start)
-	h.failed, h.failure = 0, nil
-	h.due, h.planned = max(renewalTime(start, min(h.claim.TTL, time.Duration(until-start))), now.Add(minSleep)), now
+	h.Failed, h.failure = 0, nil
+	h.due, h.planned = max(renewalTime(start, min(h.claim.TTL, time.Duration(until-start))), now.Add(line.MinSleep)), now
 	if start <= h.raised {
 		h.due = now + 1 // the call was sent before the term was raised, so ask again
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/clock"
+	"github.com/hasplock/hasp/internal/line"
 )
 
 // A lease WithSlots(n) is an exclusive lease on one of n keys, with a term and a fence of its own.
@@ -33,8 +34,8 @@ const (
 // takeSlot does what the method take does, for a call with slots.
 func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
 	if w.once {
-		if w.c.queue.looked(w.r.name) {
-			return nil, errHeldHere // otherwise TryLocks in a loop could take each free slot before the caller that looks for one
+		if w.c.looked(w.r.name) {
+			return nil, line.ErrHeldHere // otherwise TryLocks in a loop could take each free slot before the caller that looks for one
 		}
 		w.end = w.start.Add(w.c.opts.Timeout - w.c.answerTime()) // look may take answerTime more, for all slots together
 		l, _, err := w.look(ctx, rand.N(w.r.slots), w.end)
@@ -71,7 +72,7 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 	c, n := w.c, time.Duration(w.r.slots)
 	first := rand.N(w.r.slots) // Clients begin at different slots, so that they seldom ask for the same one
 	freed := make(chan int, 1)
-	defer c.queue.looks(w.r.name, freed, false)
+	defer c.looks(w.r.name, freed, false)
 
 	var last error           // why the caller has no slot: ErrHeld, or the last error of an outage
 	var outage clock.Instant // the time of Clock.Awake at which an outage began; 0 if the store answers
@@ -101,11 +102,11 @@ func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
 			return nil, err
 		}
 
-		d := min(jitter(pause), time.Duration(w.end-c.clock.Now()))
+		d := min(line.Jitter(pause), time.Duration(w.end-c.clock.Now()))
 		if retry > 0 {
-			d = min(d, retry+minSleep) // if the slot's holder has died, the slot is free after that time
+			d = min(d, retry+line.MinSleep) // if the slot's holder has died, the slot is free after that time
 		}
-		c.queue.looks(w.r.name, freed, true) // only after the first call of look, so that a Lock that gets a slot immediately does not make TryLocks fail
+		c.looks(w.r.name, freed, true) // only after the first call of look, so that a Lock that gets a slot immediately does not make TryLocks fail
 		first = w.pauseLooking(ctx, freed, d)
 	}
 }
@@ -170,21 +171,33 @@ func (w *wait) look(ctx context.Context, first int, end clock.Instant) (l *Lease
 	return nil, retry, err
 }
 
+// lookers contains, for each key with slots, the channel of the caller that looks for a slot. The
+// channel receives the numbers of slots that may have become free. The Client's mu guards it.
+type lookers map[string]chan int
+
+// freed tells the caller that looks for a slot of key, if there is one, that slot i may be free.
+func (k lookers) freed(key string, i int) {
+	select {
+	case k[key] <- i:
+	default: // no caller looks for a slot, or a slot is in the channel already
+	}
+}
+
 // looks records that a caller begins to look for a slot of key or, if the argument on is false, has
 // stopped. The channel freed receives the number of a slot that may have become free.
-func (q *queue) looks(key string, freed chan int, on bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (c *core) looks(key string, freed chan int, on bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if on {
-		q.lookers[key] = freed
-	} else if q.lookers[key] == freed { // if the queue's lease was lost, another caller may look already
-		delete(q.lookers, key)
+		c.lookers[key] = freed
+	} else if c.lookers[key] == freed { // if the queue's lease was lost, another caller may look already
+		delete(c.lookers, key)
 	}
 }
 
 // looked reports whether a caller looks for a slot of key.
-func (q *queue) looked(key string) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.lookers[key] != nil
+func (c *core) looked(key string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lookers[key] != nil
 }

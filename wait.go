@@ -10,10 +10,11 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
+	"github.com/hasplock/hasp/internal/line"
 )
 
 // waitInLine waits behind the head, and returns the ticket that ends that wait.
-func (w *wait) waitInLine(ctx context.Context) ticket {
+func (w *wait) waitInLine(ctx context.Context) line.Ticket {
 	c := w.c
 	w.stood = true
 	var timeout <-chan time.Time
@@ -24,9 +25,9 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	}
 
 	select {
-	case tk := <-w.turn.ready:
-		w.turn.ready = nil
-		if tk.do != mayAsk {
+	case tk := <-w.turn.Ready:
+		w.turn.Ready = nil
+		if tk.Do != line.MayAsk {
 			w.line = nil
 		}
 		return tk
@@ -34,24 +35,24 @@ func (w *wait) waitInLine(ctx context.Context) ticket {
 	case <-timeout:
 	case <-c.closing.Done():
 		w.quitLine(ctx)
-		return ticket{do: giveUp, err: ErrClosed}
+		return line.Ticket{Do: line.GiveUp, Err: ErrClosed}
 	}
 
 	refusal := w.quitLine(ctx)
 	waited := time.Duration(c.clock.Now() - w.start)
 	if refusal == nil && waited < c.answerTime() {
 		// The store had no time to answer, so report that other callers of this Client came first.
-		refusal = errHeldHere
+		refusal = line.ErrHeldHere
 	}
 	// Do not hold mu here, because ctx may be the context of a lease, whose methods lock mu.
-	return ticket{do: giveUp, err: cmp.Or(withContextEnd(ctx, refusal), calls.NoAnswer(waited))}
+	return line.Ticket{Do: line.GiveUp, Err: cmp.Or(withContextEnd(ctx, refusal), calls.NoAnswer(waited))}
 }
 
 // quitLine takes the waiting caller out of the line, and returns why it does not have the key.
 func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	w.c.mu.Lock()
-	refusal = w.line.refusalLocked()
-	handed := w.line.quitLocked(&w.turn)
+	refusal = w.line.Refusal()
+	handed, _ := w.line.Quit(&w.turn.Turn).(*Lease)
 	w.line = nil
 	w.c.mu.Unlock()
 
@@ -68,7 +69,7 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool
 	c, sent := w.c, w.c.clock.Awake()
 	timer := time.NewTimer(min(time.Duration(w.end-c.clock.Now()), c.opts.Timeout))
 	defer timer.Stop()
-	w.lastAnswer = errHeldHere
+	w.lastAnswer = line.ErrHeldHere
 	err = context.Canceled // the wait ends without an answer
 	select {
 	case <-freed:
@@ -89,7 +90,7 @@ func (w *wait) giveUpLocked() {
 		// Release the claim, because it would keep out new shared callers for a while.
 		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
 	}
-	w.line.leaveWithoutHoldLocked()
+	w.line.LeaveWithoutHold()
 	w.line = nil
 }
 
@@ -105,7 +106,7 @@ func (w *wait) abandon(l *Lease) {
 	}
 	switch {
 	case w.line == nil:
-	case w.turn.ready != nil:
+	case w.turn.Ready != nil:
 		w.quitLine(context.Background())
 	default:
 		w.c.mu.Lock()
@@ -128,10 +129,10 @@ func (w *wait) shouldWait() bool {
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
 	// In an outage make an attempt, whose answer ends the outage. A Wait may return much later.
-	if w.line.outage != 0 {
+	if w.line.InOutage() {
 		return false
 	}
-	return w.line.callers > 1 || w.c.clock.Now() < w.c.queue.contended.keys[w.line.key].until
+	return w.line.Crowded() || w.c.queue.Contended(w.r.key, w.c.clock.Now())
 }
 
 // waitInStore calls the driver's Wait for as long as this caller may wait. If the outcome is
@@ -222,19 +223,19 @@ func (w *wait) note(err error, sent clock.Instant, last bool) (outage time.Durat
 	defer c.mu.Unlock()
 	switch {
 	case held:
-		ln.answeredLocked(err, sent)
+		ln.Answered(err, sent)
 		w.lastAnswer, w.refused = err, true
 	case calls.IsContextError(err):
-		ln.unansweredLocked(sent)
-		if ln.staleLocked(w.lastAnswer) {
+		ln.Unanswered(sent)
+		if ln.Stale(w.lastAnswer) {
 			w.lastAnswer = nil
 		}
 	default:
-		ln.answeredLocked(err, sent)
+		ln.Answered(err, sent)
 		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
 			w.lastAnswer, w.refused = err, false
 		}
-		outage = ln.outageLocked(w.began)
+		outage = ln.Outage(w.began)
 	}
 	return outage, false
 }
@@ -264,8 +265,8 @@ func (w *wait) endErr(ctx context.Context) error {
 	if w.lastAnswer == nil {
 		// If this Client itself holds the key, the store need not have answered.
 		w.c.mu.Lock()
-		if w.line.hold != nil {
-			w.lastAnswer = w.line.refusalLocked()
+		if w.line.Held() {
+			w.lastAnswer = w.line.Refusal()
 		}
 		w.c.mu.Unlock()
 	}
@@ -289,23 +290,22 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 
 	var d time.Duration
 	if c.opts.Backoff != nil && !w.once && (w.Wake == nil || !errors.Is(err, ErrHeld)) {
-		d = jitter(max(c.opts.Backoff(attempt), minSleep))
+		d = line.Jitter(max(c.opts.Backoff(attempt), line.MinSleep))
 	}
 	switch {
 	case !errors.Is(err, ErrHeld):
 		// In an outage, no sleep is shorter than least, so that calls that fail immediately do not
 		// keep a processor busy. Shorten a long Backoff to the time that is left for retries.
-		least := jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
+		least := line.Jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
-		rest := c.opts.Timeout - w.line.outageLocked(w.began)
+		rest := c.opts.Timeout - w.line.Outage(w.began)
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
 	case w.Wake != nil:
 		d = listenPoll - rand.N(listenPoll/8) // at random, so that callers that began together do not always ask together
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
-		now := c.clock.Now()
-		d = w.line.pace.refused(now, time.Duration(now-max(w.line.pace.ended, w.start)), held.Waited)
+		d = w.line.Refused(w.start, held.Waited)
 		c.mu.Unlock()
 	}
 	// Ask again soon, because each attempt keeps out new shared callers only for a while.
@@ -314,7 +314,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	// Ask at the end of the term, because the key is free then if the holder has died.
 	if held.RetryAfter > 0 {
-		d = min(d, held.RetryAfter+minSleep)
+		d = min(d, held.RetryAfter+line.MinSleep)
 	}
 	return min(d, max(w.untilLastCall(ctx), 0))
 }

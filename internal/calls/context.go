@@ -7,8 +7,8 @@ import (
 )
 
 // Context ends when one of its two parents ends, at its deadline, or when End is called, whichever
-// is first. Otherwise it behaves like a context of context.WithDeadline. Its deadline needs no timer
-// until a goroutine asks for its Done channel. Most calls to a store never ask.
+// is first. Otherwise it behaves like a context of context.WithDeadline. Its deadline needs no
+// timer until a goroutine asks for its Done channel. Most calls to a store never ask.
 type Context struct {
 	parent   context.Context
 	quit     context.Context

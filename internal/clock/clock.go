@@ -1,6 +1,6 @@
 // Package clock has the clocks that hasp uses. A Clock is the time of one Client: Go's monotonic
-// clock plus the time for which the machine has slept. Now and SinceBoot return the same time in all
-// processes of the host. Suspended returns how long the host has slept.
+// clock plus the time for which the machine has slept. Now and SinceBoot return the same time in
+// all processes of the host. Suspended returns how long the host has slept.
 package clock
 
 import (

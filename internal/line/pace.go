@@ -1,4 +1,4 @@
-package hasp
+package line
 
 import (
 	"math/rand/v2"
@@ -14,8 +14,10 @@ import (
 const (
 	sleepsInWait = 9
 	meanOver     = 4                      // the weight of a new wait in the mean is 1/meanOver
-	longestWait  = 2 * time.Second        // a longer wait counts as two seconds, because long holds have caused it
 	maxSleep     = 250 * time.Millisecond // the longest sleep, before the random variation
+
+	// longestWait is what a longer wait counts as, because long holds have caused it.
+	longestWait = 2 * time.Second
 
 	// A Client sleeps for at least min(age of the hold/partOfHold, longSleep), so that a long hold
 	// costs few attempts.
@@ -23,21 +25,41 @@ const (
 	longSleep  = 50 * time.Millisecond
 )
 
+// MinSleep is the shortest sleep between two attempts, before the random variation.
+const MinSleep = 100 * time.Microsecond
+
+// Jitter returns a random duration between d/2 and d.
+func Jitter(d time.Duration) time.Duration {
+	return d - rand.N(d/2+1)
+}
+
 // pace decides how the callers of one Client share a key with other Clients. It belongs to a line.
 // If the key is contended, the next line of the key takes over the pace.
 type pace struct {
-	began clock.Instant // when the row of holds began (see queue.go); 0 between two rows
+	began clock.Instant // when the row of holds began (see line.go); 0 between two rows
 	ended clock.Instant // when the last head's hold ended; waits count from that time
 	mean  time.Duration // the mean wait for the key; 0 if it is not known
-	found clock.Instant // when an attempt first found the present hold; 0 if no attempt was refused since the Client had the key
 	held  time.Duration // how long the Client of the present hold had waited
+
+	// found is when an attempt first found the present hold. It is 0 if no attempt was refused
+	// since the Client had the key.
+	found clock.Instant
+}
+
+// note records that this Client has waited for a hold. Such a wait counts only if the waits of
+// others are known, because a Client must not set its pace by its own waits alone.
+func (p *pace) note(waited time.Duration) {
+	if p.mean > 0 && waited > 0 {
+		p.mean += (waited - p.mean) / meanOver
+	}
 }
 
 // refused records that the key was held, and returns how long to sleep. The argument waited is how
 // long this Client has waited, and held is how long the holder's Client had waited.
 func (p *pace) refused(now clock.Instant, waited, held time.Duration) time.Duration {
 	if p.found == 0 || held != p.held {
-		p.found, p.held = now, held
+		p.found = now
+		p.held = held
 		switch {
 		case p.mean == 0:
 			p.mean = held
@@ -53,11 +75,13 @@ func (p *pace) refused(now clock.Instant, waited, held time.Duration) time.Durat
 // a ninth of the mean. The longer the wait, the shorter the sleep, so that no wait is much longer
 // than others.
 func (p *pace) sleep(waited, age time.Duration) time.Duration {
-	d := minSleep
+	d := MinSleep
 	if p.mean > 0 {
-		d = max(d, time.Duration(2*float64(p.mean)/sleepsInWait/(1+float64(waited)/float64(p.mean))))
+		mean := float64(p.mean)
+		d = max(d, time.Duration(2*mean/sleepsInWait/(1+float64(waited)/mean)))
 	}
 	d = max(min(d, maxSleep), min(age/partOfHold, longSleep))
+
 	// Return between half of d and one and a half of d, so that Clients do not stay in step.
 	return d/2 + rand.N(d)
 }

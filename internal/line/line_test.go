@@ -1,4 +1,4 @@
-package hasp
+package line
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // Each step says what a caller of the line does, and, after ->, what callers learn from it. A
@@ -69,58 +70,62 @@ func TestLineOfCallers(t *testing.T) {
 
 // follow makes the steps, and compares what the callers learn from each of them.
 func follow(t *testing.T, ordered bool, steps []string) {
-	opts, err := (&Options{}).withDefaults()
-	await.Must(t, err)
-	q := &queue{core: newCore(opts, backend.Traits{Ordered: ordered}), lines: map[string]*line{}}
-	does := map[step]string{mayAsk: "asks", mustWait: "waits", haveLease: "has", giveUp: "gone"}
-	turns, lines, holds, tickets := map[string]*turn{}, map[string]*line{}, map[string]*hold{}, map[string]ticket{}
+	q := &Queue{
+		Clock:     clock.New(clock.Suspended, false),
+		Ordered:   ordered,
+		Timeout:   3 * time.Second,
+		RoundTrip: func() time.Duration { return 0 },
+		Changed:   func() {},
+	}
+	does := map[Step]string{MayAsk: "asks", MustWait: "waits", HaveLease: "has", GiveUp: "gone"}
+	turns, lines, holds, tickets := map[string]*Turn{}, map[string]*Line{}, map[string]*Hold{}, map[string]Ticket{}
 
 	for _, s := range steps {
 		made, want, _ := strings.Cut(s, " ->")
 		verb, who, _ := strings.Cut(made, " ")
 		ln := lines[who]
 		got := map[string]string{}
-		learns := func(who string, tk ticket) {
-			tickets[who], got[who] = tk, who+" "+does[tk.do]
-			if tk.after > 0 {
+		learns := func(who string, tk Ticket) {
+			tickets[who], got[who] = tk, who+" "+does[tk.Do]
+			if tk.After > 0 {
 				got[who] += " later"
 			}
 		}
 
 		switch verb {
 		case "join", "try", "shared":
-			turns[who] = &turn{r: &request{key: "k", shared: verb == "shared"}, since: q.clock.Awake()}
-			var tk ticket
-			lines[who], tk = q.join(turns[who], verb == "try")
+			turns[who] = &Turn{Key: "k", Shared: verb == "shared", Since: q.Clock.Awake()}
+			var tk Ticket
+			lines[who], tk = q.Join(turns[who], verb == "try")
 			learns(who, tk)
 		case "got":
-			holds[who] = &hold{claim: backend.Claim{Shared: turns[who].r.shared}, granted: q.clock.Now()}
-			ln.startedLocked(holds[who], 0, false)
+			holds[who] = &Hold{Granted: q.Clock.Now()}
+			ln.Started(holds[who], 0, false)
 		case "hand":
-			next := ln.first()
-			if next == nil || ln.rowOverLocked(q.clock.Now()) {
+			next := ln.First()
+			if next == nil || ln.RowOver(q.Clock.Now()) {
 				got[who] = "refused"
 				break
 			}
-			ln.giveLeaseLocked(next, &Lease{})
+			ln.Give(next, "lease")
 			for other := range turns {
 				if turns[other] == next {
 					holds[other] = holds[who]
 				}
 			}
 		case "end":
-			ln.endedLocked(holds[who])
+			ln.Ended(holds[who])
 		case "held":
-			ln.answeredLocked(ErrHeld, q.clock.Awake())
+			ln.Answered(backend.ErrHeld, q.Clock.Awake())
 		case "outage":
-			ln.answeredLocked(errors.New("outage"), q.clock.Awake())
+			ln.Answered(errors.New("outage"), q.Clock.Awake())
 		case "fail":
-			ln.leaveWithoutHoldLocked()
+			ln.LeaveWithoutHold()
 		case "quit":
-			ln.quitLocked(turns[who])
+			ln.Quit(turns[who])
 		case "late":
-			turns[who].ready <- tickets[who]
-			if ln.quitLocked(turns[who]) != nil {
+			turns[who].Ready <- tickets[who]
+			if ln.Quit(turns[who]) != nil {
 				got[who] = who + " must unlock"
 			}
 		case "sleep":
@@ -131,7 +136,7 @@ func follow(t *testing.T, ordered bool, steps []string) {
 
 		for other, turn := range turns {
 			select {
-			case tk := <-turn.ready:
+			case tk := <-turn.Ready:
 				learns(other, tk)
 			default:
 			}
@@ -140,7 +145,7 @@ func follow(t *testing.T, ordered bool, steps []string) {
 			t.Fatalf("%s: %q, want %q", made, got, strings.TrimSpace(want))
 		}
 	}
-	if q.callers != 0 || q.open != 0 || len(q.lines) != 0 {
-		t.Errorf("%d callers, %d holds and %d lines are left", q.callers, q.open, len(q.lines))
+	if q.Callers != 0 || q.Open != 0 || len(q.lines) != 0 {
+		t.Errorf("%d callers, %d holds and %d lines are left", q.Callers, q.Open, len(q.lines))
 	}
 }
