@@ -7,11 +7,8 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
 )
-
-// This file contains the bottom of the engine: the core, and the calls to the driver.
 
 // core is what the parts of a Client share: the settings that never change, the mutex, and the
 // count of the goroutines that Close waits for.
@@ -140,50 +137,4 @@ func isClosed(ch <-chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// store calls the driver. It bounds each call, so that the call ends even if no answer comes.
-type store struct {
-	*core
-	driver calls.Driver
-	caller calls.Caller
-}
-
-func newStore(c *core, d backend.Driver) store {
-	return store{
-		core:   c,
-		driver: calls.NewDriver(d),
-		caller: calls.Caller{Traits: c.traits, Closing: c.closing, Go: c.spawn},
-	}
-}
-
-// release calls the driver's Release, even if ctx has ended. The release leaves the key taken until
-// the instant keep, unless keep is 0.
-func (s *store) release(ctx context.Context, cl backend.Claim, keep clock.Instant) error {
-	if ctx.Done() != nil { // if Done returns nil, WithoutCancel would only cost memory
-		ctx = context.WithoutCancel(ctx)
-	}
-	kept := s.keeping(cl, keep)
-	if s.caller.Prompt(ctx) { // the same choice as calls.Call makes, without a closure on the heap
-		_, err := calls.Direct(&s.caller, ctx, nil, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, s.driver.Release(ctx, kept)
-		})
-		return err
-	}
-	_, err := calls.Call(&s.caller, ctx, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, s.driver.Release(ctx, kept)
-	}, nil)
-	return err
-}
-
-// keeping returns cl for a release that begins now. It sets KeepUntil unless the instant keep is
-// past. Each release computes it anew, because the machine may have slept since the last release.
-func (s *store) keeping(cl backend.Claim, keep clock.Instant) backend.Claim {
-	if keep == 0 {
-		return cl
-	}
-	if now, _ := s.clock.Read(); now < keep {
-		cl.KeepUntil = s.clock.Time(keep)
-	}
-	return cl
 }

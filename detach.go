@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"strconv"
 	"time"
-	"unicode/utf8"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/calls"
@@ -43,88 +40,6 @@ func (x Handle) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "hasp.Handle(%q)", 
 // LogValue returns the text of Format.
 func (x Handle) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(x)) }
 
-// Detach ends the lease and leaves the key taken for [Client.Resume]. First it extends the lease,
-// in one call to the store, so the key stays taken for at least ttl from now without renewals.
-// After Detach, the lease counts as unlocked. Another process can resume the handle while this
-// process runs, after the Client's Close, or after this process has ended. With memlock, only a
-// Client on the same Store can resume it.
-//
-// After an error the lease goes on, perhaps with a longer term, and the caller must still unlock
-// it. The errors are those of [Lease.Extend]. ErrInvalid can also mean that another lease shares
-// the hold by re-entry, or that the key is not UTF-8, which JSON cannot contain.
-func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
-	x, err := l.detach(ctx, ttl)
-	if err != nil {
-		return Handle{}, newError("detach", l.key, err)
-	}
-
-	returns := false
-	defer func() {
-		if !returns { // Observe has panicked, so the handle is lost, and no caller could free the key
-			l.hold.renewer.reaper.add(l.hold.claim, reapOnce)
-		}
-	}()
-	l.hold.renewer.observer.detached(ctx, l)
-	returns = true
-	return x, nil
-}
-
-func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err error) {
-	r, h := l.hold.renewer, l.hold
-	// Check first, so that a Detach that cannot succeed does not change the term.
-	r.mu.Lock()
-	err = l.detachableLocked()
-	r.mu.Unlock()
-	if err == nil {
-		err = l.extend(ctx, ttl)
-	}
-	if err != nil {
-		return x, err
-	}
-
-	r.mu.Lock()
-	// During the call, another caller may have re-entered the key or unlocked the lease.
-	if err = l.detachableLocked(); err != nil {
-		r.mu.Unlock()
-		return x, err
-	}
-	x = Handle{Key: l.key, Token: h.claim.Token, Owner: h.claim.Owner, TTL: h.claim.TTL, Fence: h.fence,
-		Shared: h.claim.Shared, Slot: int(l.slot), Until: r.clock.Time(h.Deadline()).Round(0)}
-	if h.keep != 0 {
-		x.MinHold = r.clock.Time(h.keep).Round(0)
-	}
-	if end := min(h.limit, l.maxHold); end != clock.Never {
-		x.MaxHold = r.clock.Time(end).Round(0)
-	}
-
-	// A renewal in flight cannot shorten the term, and its answer is ignored.
-	l.state.Store(released)
-	delete(r.resumed, x.Token)
-	h.leases = nil
-	r.unscheduleLocked(h)
-	h.endedLocked()
-	r.mu.Unlock()
-
-	// Cancel the context without mu, because a cancel runs users' code.
-	if lc := l.ctx.Load(); lc != nil {
-		lc.cancel(ErrReleased)
-	}
-	return x, nil
-}
-
-// detachableLocked returns why l cannot be detached, or nil.
-func (l *Lease) detachableLocked() error {
-	switch {
-	case l.state.Load() != held:
-		return l.cause()
-	case len(l.hold.leases) > 1:
-		return fmt.Errorf("%w: another lease has re-entered the key; unlock the inner lease first", ErrInvalid)
-	case !utf8.ValidString(l.key):
-		return fmt.Errorf("%w: the key is not UTF-8, so a handle cannot contain it", ErrInvalid)
-	}
-	return nil
-}
-
 // Resume makes one call to the store, which renews the hold of a handle, and returns a lease on
 // that hold. The lease is like one that Lock has returned for ctx: the Client renews it, and its
 // Unlock releases the key. The Client must have the same strategy, store and prefix as the Client
@@ -145,50 +60,23 @@ func (l *Lease) detachableLocked() error {
 func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, error) {
 	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: clock.Never}
 	w.r.apply(opts)
-	return w.observed(ctx, func(ctx context.Context) (*Lease, error) { return w.resume(ctx, x) })
+	return w.observed(ctx, func(ctx context.Context) (*Lease, error) { return c.resume(ctx, w, x) })
 }
 
 // errNoHold is the Err of the LostError that Resume returns, and gives the text of that error.
-var errNoHold = errors.New("this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store, strategy or prefix: lock the key again if you still need it")
+var errNoHold = errors.New("this handle holds nothing, because the key was unlocked or broken, " +
+	"its term has ended, or the handle is of another store, strategy or prefix: " +
+	"lock the key again if you still need it")
 
-// resumed contains the tokens of handles that a Client has resumed, or resumes now. The value is the
-// time of Clock.Awake from which on the store cannot have the token, or never while that is not
-// known. A Detach, and an Unlock that has freed the key, remove the token.
-type resumed map[string]clock.Instant
-
-// reserve records that the Client resumes a token. The call comes before the call to the store, so
-// that a second Resume cannot renew a hold whose first lease is being unlocked.
-func (r *renewer) reserve(token string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := r.clock.Awake()
-	maps.DeleteFunc(r.resumed, func(_ string, until clock.Instant) bool { return until < now })
-	if r.resumed[token] != 0 {
-		return fmt.Errorf("%w: this Client has resumed the handle already", ErrInvalid)
-	}
-	r.resumed[token] = clock.Never
-	return nil
-}
-
-// unreserveLocked lets the token of h, which has ended, leave the map when the store cannot have it
-// any more. Until then a release of the token may be in flight, and would end the hold of another
-// Resume.
-func (r *renewer) unreserveLocked(h *hold) {
-	if r.resumed[h.claim.Token] != 0 {
-		left := max(time.Duration(h.kept-r.clock.Now()), 0)
-		r.resumed[h.claim.Token] = r.clock.Awake().Add(left + r.opts.Timeout)
-	}
-}
-
-func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
-	c, r := w.c, &w.r
-	if err := w.prepareResume(ctx, x); err != nil {
+// resume does what Resume does, as the call w.
+func (c *Client) resume(ctx context.Context, w *wait, x Handle) (l *Lease, err error) {
+	r := &w.r
+	r.resumes(x, c.traits)
+	if err := w.prepare(ctx); err != nil {
 		return nil, err
 	}
-	cl := backend.Claim{Key: c.opts.Prefix + r.key, Token: x.Token, Owner: x.Owner, TTL: r.ttl,
-		Timeout: c.opts.Timeout, Fenced: r.fenced, Shared: r.shared, Renewed: !r.noRenew}
-	if 0 < r.maxHold && r.maxHold < r.ttl {
-		cl.TTL = min(r.ttl, termFor(r.maxHold))
+	if err := r.bound(x.MaxHold); err != nil {
+		return nil, err
 	}
 
 	if err := c.enter(); err != nil {
@@ -205,33 +93,16 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 			delete(c.renewer.resumed, x.Token)
 		}
 	}()
-	start, slept := c.clock.Read()
+
+	cl := r.claim(&c.opts, x.Token)
+	cl.Owner = x.Owner
 	w.tries = 1
-	// If the outcome is unknown, do not release the hold, because the handle can still resume it.
-	g, err := calls.Call(&c.store.caller, ctx, c.opts.Timeout, func(ctx context.Context) (g backend.Grant, err error) {
-		err = calls.NoAnswer(c.opts.Timeout) // this error remains if Renew returns without a call of done; such a call cannot come later
-		c.store.driver.Renew(ctx, []backend.Claim{cl}, func(_ int, got backend.Grant, e error) { g, err = got, e })
-		return g, err
-	}, nil)
-	now, _ := c.clock.Read()
-	until := start.Add(cl.TTL - backend.Drift(cl.TTL))
-	if !g.Until.IsZero() {
-		until = c.clock.At(g.Until, slept)
-	}
-	switch {
-	case errors.Is(err, ErrLost):
-		return nil, &LostError{LostRevoked, errNoHold}
-	case err != nil:
-		return nil, err
-	case now >= until:
-		return nil, errLate // do not call newHold, which would release the token
-	}
-	g.Fence = x.Fence
-	h, err := newHold(&c.renewer, cl, g, start, now, slept)
+	h, now, err := c.renewHandle(ctx, cl, x.Fence)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.bound(x.MaxHold); err != nil { // again, because the call took time from the max hold
+	// Bound the max hold again, because the call took time from it.
+	if err := r.bound(x.MaxHold); err != nil {
 		return nil, err
 	}
 	h.kept = max(h.kept, now.Add(time.Until(x.Until))) // Detach may have asked for a longer term
@@ -241,6 +112,7 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 	if c.closing.Err() != nil {
 		return nil, ErrClosed // Close did not find this hold, and the handle can still be resumed
 	}
+
 	// The hold has a line of its own, as a shared hold has, so the hold is never handed over.
 	// Callers of this Client that want the key ask the store.
 	ln := c.queue.Alone(r.key, r.shared)
@@ -251,38 +123,34 @@ func (w *wait) resume(ctx context.Context, x Handle) (l *Lease, err error) {
 	return l, nil
 }
 
-// prepareResume does what prepare does, for a call of Resume.
-func (w *wait) prepareResume(ctx context.Context, x Handle) error {
-	c, r := w.c, &w.r
-	switch {
-	case r.bounded || r.minHold > 0 || r.linger || r.slots > 0 || r.shared || r.fenced:
-		r.refuse("Resume takes only WithTTL, WithoutRenewal and WithMaxHold; the handle has the other settings")
-	case len(x.Token) != tokenLen || x.Slot < 0 || x.Slot > maxSlots: // a min hold has a token of another length
-		r.refuse("this is not a handle of Detach")
-	case r.err == nil:
-		if r.err = checkTTL(r.ttl); r.err == nil {
-			r.err = checkLongest(c.traits, r.ttl)
+// renewHandle renews the hold of a handle, whose claim is cl, and returns it and the instant of the
+// answer. If the outcome is unknown, it does not release the hold, because the handle can still
+// resume it.
+func (c *Client) renewHandle(ctx context.Context, cl backend.Claim, fence uint64) (
+	*hold, clock.Instant, error) {
+	start, slept := c.clock.Read()
+	renew := func(ctx context.Context) (g backend.Grant, err error) {
+		// This error remains if Renew returns without a call of done. Such a call cannot come later.
+		err = calls.NoAnswer(c.opts.Timeout)
+		done := func(_ int, got backend.Grant, e error) {
+			g = got
+			err = e
 		}
+		c.store.driver.Renew(ctx, []backend.Claim{cl}, done)
+		return g, err
 	}
-	r.shared, r.fenced, r.slot, r.key = x.Shared, x.Fence > 0, x.Slot, x.Key
-	if x.Slot > 0 {
-		r.key += "#" + strconv.Itoa(x.Slot-1)
-	}
-	if err := w.prepare(ctx); err != nil {
-		return err
-	}
-	return r.bound(x.MaxHold)
-}
+	g, err := calls.Call(&c.store.caller, ctx, c.opts.Timeout, renew, nil)
+	now, _ := c.clock.Read()
 
-// bound lets the max hold end at the given time at the latest, unless that time is zero.
-func (r *request) bound(end time.Time) error {
-	left := time.Until(end)
 	switch {
-	case end.IsZero():
-	case left <= 0:
-		return &LostError{Reason: LostMaxHold}
-	case r.maxHold == 0 || left < r.maxHold:
-		r.maxHold = left
+	case errors.Is(err, ErrLost):
+		return nil, 0, &LostError{LostRevoked, errNoHold}
+	case err != nil:
+		return nil, 0, err
+	case now >= c.store.grantEnds(cl, g, start, slept):
+		return nil, 0, errLate // do not call newHold, which would release the token
 	}
-	return nil
+	g.Fence = fence
+	h, err := newHold(&c.renewer, cl, g, start, now, slept)
+	return h, now, err
 }

@@ -1,9 +1,7 @@
 package hasp
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -11,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/calls"
 	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/line"
 )
@@ -78,10 +75,7 @@ var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDe
 func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Instant, slept int64) (*hold, error) {
 	cl.Handle = g.Handle
 	term := cl.TTL - backend.Drift(cl.TTL)
-	until := start.Add(term)
-	if !g.Until.IsZero() {
-		until = r.clock.At(g.Until, slept)
-	}
+	until := r.grantEnds(cl, g, start, slept)
 	if now >= until {
 		r.reaper.add(cl, reapOnce)
 		return nil, errLate
@@ -141,20 +135,6 @@ func (h *hold) startLocked(ctx context.Context, r *request, ln *line.Line, waite
 	return l
 }
 
-// dropLocked takes the lease with index i out of h. Renewals ask for the longest term of the leases
-// that are left.
-func (h *hold) dropLocked(i int) {
-	h.leases = slices.Delete(h.leases, i, i+1)
-	if len(h.leases) == 0 {
-		return // the release, or the next caller, keeps the term
-	}
-	ttl := h.leases[0].ttl
-	for _, l := range h.leases {
-		ttl = max(ttl, l.ttl)
-	}
-	h.claim.TTL = ttl
-}
-
 func (h *hold) addLeaseLocked(ctx context.Context, r *request, now clock.Instant) *Lease {
 	// The hold has room for its first lease. Later ones are allocated.
 	l := &h.first
@@ -185,6 +165,20 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now clock.Instant
 	return l
 }
 
+// dropLocked takes the lease with index i out of h. Renewals ask for the longest term of the leases
+// that are left.
+func (h *hold) dropLocked(i int) {
+	h.leases = slices.Delete(h.leases, i, i+1)
+	if len(h.leases) == 0 {
+		return // the release, or the next caller, keeps the term
+	}
+	ttl := h.leases[0].ttl
+	for _, l := range h.leases {
+		ttl = max(ttl, l.ttl)
+	}
+	h.claim.TTL = ttl
+}
+
 // renewalsPerT says that a renewal starts after a third of the TTL.
 const renewalsPerT = 3
 
@@ -196,83 +190,102 @@ func renewalTime(since clock.Instant, term time.Duration) clock.Instant {
 	return since.Add(third - rand.N(third/10+1))
 }
 
+// renewalLocked returns the claim of the next renewal, or false if h must not be renewed. The
+// argument wanted is true if at least one context of its Locks has not ended.
+func (h *hold) renewalLocked(now clock.Instant, wanted bool) (backend.Claim, bool) {
+	cl := h.claim
+	if h.index < 0 {
+		return cl, false // it has ended
+	}
+
+	// Leases of Do and Lead are always wanted. Read untilUnlock only here, so that a renewal in
+	// preparation notices a call of renewUntilUnlock.
+	switch {
+	case wanted, slices.ContainsFunc(h.leases, func(l *Lease) bool { return l.untilUnlock }):
+		h.orphaned = 0
+	case h.orphaned == 0:
+		h.orphaned = now
+	case time.Duration(now-h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
+		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go on for two
+		// thirds of TTL more. So the last renewal comes within a term after that end.
+		h.renewal = paused
+		return cl, false
+	}
+
+	// WithMaxHold bounds the term.
+	if h.Deadline() >= h.limit {
+		h.renewal = paused // the present term is long enough
+		return cl, false
+	}
+	if left := time.Duration(h.limit - now); left < cl.TTL {
+		cl.TTL = min(cl.TTL, termFor(left))
+	}
+	return cl, true
+}
+
+// soonDueLocked reports whether the next renewal may begin. To share a batch with others, it may
+// begin before it is due, but at most a window earlier, and at most a quarter of the time from
+// h.planned to h.due earlier. Without the second bound, renewals of a short term would run in a
+// tight loop against a store that immediately refuses connections.
+func (h *hold) soonDueLocked(now clock.Instant) bool {
+	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
+	return h.due <= now.Add(min(window, max(time.Duration(h.due-h.planned), 0)/4))
+}
+
+// tryLocked returns how long one try to renew h may last. The parameter timeout is Options.Timeout,
+// which bounds the result.
+func (h *hold) tryLocked(timeout time.Duration) time.Duration {
+	try := h.termLocked() / triesPerT
+	if h.Failed == 1 {
+		// A short try soon shows that its connection is dead. But a distant store may need longer
+		// to answer on a new connection, so the second try lasts longer. Later ones are short
+		// again, so that one of them begins shortly before the term ends.
+		try *= 2
+	}
+	return min(timeout, try)
+}
+
+// termLocked returns the term that h has now. Renewals may ask for a much longer term, after a
+// re-entry with a longer term or after a hand-over by the store. The length of a try depends on the
+// term that h has now, because several tries must fit into it.
+func (h *hold) termLocked() time.Duration {
+	left := time.Duration(h.Deadline() - max(h.confirmed, h.Granted))
+	return min(h.claim.TTL, termFor(left))
+}
+
+// termFor returns a term that is still at least d long after the drift is subtracted.
+func termFor(d time.Duration) time.Duration {
+	return max(d+d/99+3*time.Millisecond, backend.MinTTL)
+}
+
+// renewedLocked records that the store has renewed h. The argument start is when the call was sent,
+// and until is the end of the renewed term for the holder.
+func (h *hold) renewedLocked(now, start, until clock.Instant) {
+	// Answers may arrive in any order, and the store never shortens a term. So an older answer must
+	// not move the deadline back.
+	h.Trust(max(h.Deadline(), until))
+	h.confirmed = max(h.confirmed, start)
+	h.Failed, h.failure = 0, nil
+	h.due, h.planned = max(renewalTime(start, min(h.claim.TTL, time.Duration(until-start))), now.Add(line.MinSleep)), now
+	if start <= h.raised {
+		h.due = now + 1 // the call was sent before the term was raised, so ask again
+	}
+}
+
+// resumeRenewalLocked resumes the renewals of h if they were paused. The caller must schedule h.
+func (h *hold) resumeRenewalLocked(now clock.Instant) {
+	if h.renewal == paused {
+		h.renewal, h.orphaned = renews, 0
+		h.due, h.planned = now, now
+	}
+}
+
 // callEndedLocked records that the renewal or Extend in flight has ended.
 func (h *hold) callEndedLocked() {
 	if h.busy != nil {
 		close(h.busy)
 		h.busy = nil
 	}
-}
-
-// holdHeap is a binary heap of holds, ordered by the times at which the renewer must serve them.
-// Its entries contain these times, because a comparison that read a time from a hold would wait for
-// memory. With 30,000 leases, this wait was a quarter of the cost of a renewal.
-type holdHeap []scheduled
-
-type scheduled struct {
-	next clock.Instant
-	hold *hold
-}
-
-// place stores s in the entry with index i, and moves s to its proper place in the heap.
-func (q holdHeap) place(i int, s scheduled) {
-	for up := (i - 1) / 2; i > 0 && s.next < q[up].next; up = (i - 1) / 2 {
-		q[i] = q[up]
-		q[i].hold.index = int32(i)
-		i = up
-	}
-	for down := 2*i + 1; down < len(q); down = 2*i + 1 {
-		if down+1 < len(q) && q[down+1].next < q[down].next {
-			down++
-		}
-		if s.next <= q[down].next {
-			break
-		}
-		q[i] = q[down]
-		q[i].hold.index = int32(i)
-		i = down
-	}
-	q[i], s.hold.index = s, int32(i)
-}
-
-// scheduleLocked puts h into the heap, or moves it if its time has changed.
-func (r *renewer) scheduleLocked(h *hold) {
-	// The renewer serves h when a renewal is due, or when h or one of its leases ends.
-	next := min(h.Deadline(), h.limit, cmp.Or(h.lingers, clock.Never))
-	for _, l := range h.leases {
-		next = min(next, l.maxHold)
-	}
-	if h.renewal == renews && h.busy == nil && !h.queued {
-		next = min(next, h.due)
-	}
-	if h.index < 0 {
-		h.index = int32(len(r.holds))
-		r.holds = append(r.holds, scheduled{})
-	}
-	r.holds.place(int(h.index), scheduled{next, h})
-
-	// Wake the renewer if it would sleep past the new time.
-	switch {
-	case !r.running:
-		r.running = r.spawnLocked(r.run)
-	case next < r.wakesAt:
-		r.wakesAt = next
-		poke(r.wake)
-	}
-}
-
-// unscheduleLocked takes h out of the heap.
-func (r *renewer) unscheduleLocked(h *hold) {
-	i, n := int(h.index), len(r.holds)-1
-	if i < 0 {
-		return
-	}
-	last := r.holds[n]
-	r.holds[n] = scheduled{}
-	if r.holds = r.holds[:n]; i < n {
-		r.holds.place(i, last)
-	}
-	h.index = -1
 }
 
 // A hold is lost because its time has passed (endExpiredLocked), or because the store says so
@@ -376,276 +389,4 @@ func (h *hold) endedLocked() {
 		h.renewer.lookers.freed(h.first.key, int(h.first.slot)-1)
 	}
 	h.line.Ended(&h.Hold)
-}
-
-// loseLocked marks l as lost, with the error why as the reason, and returns that error.
-func (l *Lease) loseLocked(why *LostError) error {
-	l.loss = why // set before state, because cause reads both without mu
-	l.state.Store(lost)
-	return why
-}
-
-// endContext ends the context of a lease that has ended, and queues its event for the observer. The
-// caller must not hold mu, because the end of a context runs code of its users.
-func (l *Lease) endContext(cause error) {
-	if x := l.ctx.Load(); x != nil {
-		x.cancel(cause)
-	}
-	if r := l.hold.renewer; r.opts.Observe != nil {
-		r.observer.lost(l, cause)
-	}
-}
-
-// Bounds of the reaper. If its queue is full, a further token is not released, but expires.
-const (
-	maxReaps   = 1 << 16 // tokens in the queue
-	maxReaping = 512     // calls in flight; the bound is high, so that releases go on while a part of the store hangs
-	maxRepeats = 64      // while this many calls are in flight, a token whose last release failed waits
-
-	firstRetry = 50 * time.Millisecond
-)
-
-// These constants are how many times the reaper releases a token. If the store has answered the
-// Acquire or the Wait, one release is enough. If the outcome is unknown, the store may carry out
-// the command after the first release. So the reaper makes a second release a Timeout later. At
-// that time the command has arrived, or its connection is dead. See also reapSoon.
-const (
-	reapOnce  = 1
-	reapTwice = 2
-)
-
-// reapSoon is how soon a release follows one that has found its token gone, although a call may still
-// write it.
-const reapSoon = 100 * time.Millisecond
-
-// reaper releases tokens that may be in the store although no caller uses them. Such tokens come
-// from calls of unknown outcome, late grants, lost holds, and places in a queue that were given up.
-// It has one goroutine, which runs while there is work, and one more for each release in flight.
-//
-// Its times come from Clock.Awake, because a command may reach the store only after a suspend, and
-// its token must still be released then.
-type reaper struct {
-	*store
-	wake chan struct{} // signals a change of the queue; has room for one signal
-
-	// All below is guarded by mu.
-	running bool    // the goroutine exists
-	queue   []*reap // ordered by the time of the next try
-	active  int     // calls in flight
-}
-
-type reap struct {
-	claim  backend.Claim
-	keep   clock.Instant // end of the min hold, until which the release leaves the key taken; or 0
-	at     clock.Instant // the time of Clock.Awake at which the next try is due
-	until  clock.Instant // the time of Clock.Awake at which the token has expired in the store
-	times  int           // how many more releases must free the token or find it gone
-	soon   bool          // a release has found the token gone, and another one followed soon
-	failed int           // number of releases in a row that failed in another way
-	freed  chan struct{} // closed when the token is not in the store any more; nil if no caller waits for that
-}
-
-// over closes the channel freed of x, if a caller waits for that.
-func (x *reap) over() {
-	if x.freed != nil {
-		close(x.freed)
-		x.freed = nil
-	}
-}
-
-// settle counts a release that freed the token or found it gone, and returns the time until the next
-// one. Usually that is a Timeout. But a store that stood still may execute the commands of several
-// connections in any order, so if the first release finds the token gone, another one follows soon.
-// Otherwise the token could keep the key for a Timeout.
-func (x *reap) settle(gone bool, timeout time.Duration) time.Duration {
-	soon := min(reapSoon, timeout)
-	switch {
-	case x.soon:
-		timeout -= soon // so that the last release comes a Timeout after the first
-	case gone && x.times == reapTwice:
-		x.soon = true
-		return soon
-	}
-	x.times--
-	return timeout
-}
-
-func (x *reap) backoff(most time.Duration) time.Duration {
-	return line.Jitter(min(firstRetry<<min(x.failed, 10), most))
-}
-
-func (r *reaper) insert(x *reap) {
-	i, _ := slices.BinarySearchFunc(r.queue, x, func(a, x *reap) int {
-		if a.at <= x.at {
-			return -1
-		}
-		return 1
-	})
-	r.queue = slices.Insert(r.queue, i, x)
-}
-
-// add has the reaper release the token of cl. The parameter times is reapOnce or reapTwice. No
-// caller may use the token again.
-func (r *reaper) add(cl backend.Claim, times int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.addLocked(&reap{claim: cl, times: times}, cl.TTL)
-}
-
-// addLocked queues x. The parameter kept is how long the store may still keep the token.
-func (r *reaper) addLocked(x *reap, kept time.Duration) {
-	if len(r.queue) >= maxReaps {
-		x.over()
-		return
-	}
-
-	x.at = r.clock.Awake()
-	x.until = x.at.Add(kept + r.opts.Timeout)
-	if x.failed > 0 {
-		x.at = x.at.Add(line.Jitter(firstRetry))
-	}
-	r.insert(x)
-	if !r.running {
-		r.running = r.spawnLocked(r.run)
-	} else {
-		poke(r.wake)
-	}
-}
-
-// run serves the queue until it is empty. After Close has begun, it releases each token once,
-// without delay, and drops tokens whose last release failed.
-func (r *reaper) run() {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		now := r.clock.Awake()
-		closing := r.closing.Err() != nil
-		r.mu.Lock()
-		wait := r.startReleasesLocked(now, closing)
-		if len(r.queue) == 0 && r.active == 0 {
-			r.running = false
-			r.mu.Unlock()
-			return
-		}
-		r.mu.Unlock()
-
-		done := r.closing.Done()
-		if closing {
-			done = nil // the loop has noticed Close already, and must be able to block again
-		}
-		timer.Reset(wait)
-		select {
-		case <-timer.C:
-		case <-r.wake:
-		case <-done:
-		}
-	}
-}
-
-// startReleasesLocked starts the releases that are due, within the bounds. It returns how long to
-// wait for the next one.
-func (r *reaper) startReleasesLocked(now clock.Instant, closing bool) time.Duration {
-	for len(r.queue) > 0 && r.active < maxReaping {
-		// Drop a token that has expired. If Close has begun, also drop one whose last release
-		// failed.
-		x := r.queue[0]
-		drop := closing && x.failed > 0 || now >= x.until
-		if x.at > now && !closing && !drop {
-			return time.Duration(x.at - now)
-		}
-		r.queue[0], r.queue = nil, r.queue[1:]
-		if drop {
-			x.over()
-			continue
-		}
-		if x.failed > 0 && r.active >= maxRepeats {
-			// Delay repeats while many calls are in flight, so that repeats do not delay releases
-			// that were not tried yet.
-			x.at = now.Add(x.backoff(r.opts.Timeout))
-			r.insert(x)
-			continue
-		}
-
-		if r.spawnLocked(func() { r.try(x) }) {
-			r.active++
-		}
-	}
-	return time.Hour // a release that ends, or a new token, wakes the reaper
-}
-
-// try makes one call that releases the token of x.
-func (r *reaper) try(x *reap) {
-	ctx, cancel := context.WithTimeout(context.Background(), r.opts.Timeout)
-	err := r.driver.Release(ctx, r.keeping(x.claim, x.keep))
-	cancel()
-	settled := err == nil || errors.Is(err, ErrLost)
-
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	defer poke(r.wake)
-	r.active--
-
-	now := r.clock.Awake()
-	if settled {
-		x.over()
-		x.failed = 0
-		x.at = now.Add(x.settle(err != nil, r.opts.Timeout))
-	} else {
-		x.at = now.Add(x.backoff(r.opts.Timeout))
-		x.failed++
-	}
-	if x.times > 0 && r.closing.Err() == nil {
-		r.insert(x)
-	}
-}
-
-// acquire calls the driver's Acquire, which may take at most the duration bound.
-func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (g backend.Grant, err error) {
-	if r.caller.Prompt(ctx) { // the same choice as calls.Call makes, without closures on the heap
-		err = errNoReturn
-		defer func() { // also if the driver or a method of ctx panics
-			if err == errNoReturn || err != nil && r.traits.Reach != backend.Process {
-				r.failed(cl, err)
-			}
-		}()
-		g, err = calls.Direct(&r.caller, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
-			return r.driver.Acquire(ctx, cl)
-		})
-		return g, err
-	}
-	f, late := r.guard(cl, r.driver.Acquire)
-	return calls.Call(&r.caller, ctx, bound, f, late)
-}
-
-// failed handles the error err of an Acquire or a Wait for cl. If the outcome is unknown and the
-// driver does not clean up, the reaper releases the token. The outcome is also unknown if err joins
-// a definite error and the error of a context.
-func (r *reaper) failed(cl backend.Claim, err error) {
-	if err == errNoReturn || !r.traits.Cleans && (!backend.Definite(err) || calls.IsContextError(err)) {
-		r.add(cl, reapTwice)
-	}
-}
-
-// guard returns the arguments f and late of calls.Call or calls.Run. The function f calls ask,
-// which is the driver's Acquire or Wait, and has the reaper clean up after a failure. The function
-// late has the reaper release a grant that comes after the caller has left.
-func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim) (backend.Grant, error)) (f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
-	f = func(ctx context.Context) (g backend.Grant, err error) {
-		err = errNoReturn
-		defer func() { // also if the driver panics
-			if err != nil {
-				r.failed(cl, err)
-			}
-		}()
-		g, err = ask(ctx, cl)
-		return g, err
-	}
-	late = func(g backend.Grant, err error) {
-		if err == nil {
-			granted := cl // a change of cl itself would move cl to the heap
-			granted.Handle = g.Handle
-			r.add(granted, reapOnce)
-		}
-	}
-	return f, late
 }

@@ -37,7 +37,8 @@ func inspect[T any](s *store, ctx context.Context, key string, f func(backend.In
 	}, nil)
 }
 
-func (s *store) list(ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
+// list yields the keys that begin with prefix.
+func list(s *store, ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		fail := func(err error) { yield(backend.Entry{}, newError("list", prefix, err)) }
 		in, ok := s.driver.Driver.(backend.Lister)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/calls"
@@ -126,6 +127,24 @@ func (l *Lease) expire() {
 
 func (l *Lease) end() clock.Instant { return min(l.hold.Deadline(), l.maxHold) }
 
+// loseLocked marks l as lost, with the error why as the reason, and returns that error.
+func (l *Lease) loseLocked(why *LostError) error {
+	l.loss = why // set before state, because cause reads both without mu
+	l.state.Store(lost)
+	return why
+}
+
+// endContext ends the context of a lease that has ended, and queues its event for the observer. The
+// caller must not hold mu, because the end of a context runs code of its users.
+func (l *Lease) endContext(cause error) {
+	if x := l.ctx.Load(); x != nil {
+		x.cancel(cause)
+	}
+	if r := l.hold.renewer; r.opts.Observe != nil {
+		r.observer.lost(l, cause)
+	}
+}
+
 // Context returns the context of the lease, a child of Lock's context. When the lease is lost, the
 // context ends with a [*LostError] as its cause. It ends at the lease's deadline at the latest,
 // whether or not the store can be reached. Unlock ends it with cause ErrReleased, and the Client's
@@ -157,6 +176,18 @@ func (l *Lease) context() *leaseContext {
 	return x
 }
 
+// abandoned reports whether Lock's context has ended. Only the batch that renews the hold calls it,
+// so no two calls for one lease run at the same time. The caller must not hold mu.
+//
+// It calls the context's Done only once, and never its Err, because the context may be of any type,
+// and slow methods would delay the other renewals of the batch.
+func (l *Lease) abandoned() bool {
+	if !l.parentDoneRead {
+		l.parentDoneRead, l.parentDone = true, l.parent.Done()
+	}
+	return isClosed(l.parentDone)
+}
+
 // renewUntilUnlock lets renewals go on until Unlock, also after the end of Lock's context.
 // WithoutRenewal and WithMaxHold keep their effect.
 func (l *Lease) renewUntilUnlock() {
@@ -171,6 +202,51 @@ func (l *Lease) countMinHold() {
 	l.hold.renewer.mu.Lock()
 	defer l.hold.renewer.mu.Unlock()
 	l.hold.keep = max(l.hold.keep, l.keep)
+}
+
+// event returns an event of l, with the fields that all events of l have.
+func (l *Lease) event(kind EventKind, err error) Event {
+	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.Shared(), Reentry: l.reentry, Fence: l.hold.fence, Err: err}
+}
+
+// join adds a lease to the hold of outer. If that lease has just ended, join returns errNoneAround.
+func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
+	h := outer.hold
+	c := h.renewer
+	if h.claim.Shared && !r.shared {
+		return nil, fmt.Errorf("%w: the outer lease of the key is shared, and cannot become exclusive; unlock it first", ErrInvalid)
+	}
+	if r.fenced && !h.claim.Fenced {
+		return nil, fmt.Errorf("%w: the outer lease has no fence; pass WithFence to its Lock as well", ErrInvalid)
+	}
+	if err := checkLongest(c.traits, r.ttl); err != nil {
+		// Refuse the term here. Otherwise the store would refuse renewals for it, and both leases
+		// would be lost.
+		return nil, err
+	}
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if outer.state.Load() != held {
+		return nil, errNoneAround
+	}
+
+	now := c.clock.Now()
+
+	// If the hold is renewed, a renewal asks for the longer term immediately. Until the store has
+	// answered, the shorter term counts.
+	if r.ttl > h.claim.TTL {
+		h.claim.TTL = r.ttl
+		h.raised = now
+		h.due, h.planned = now, now
+	}
+
+	r.slot = int(outer.slot)
+	l := h.addLeaseLocked(ctx, r, now)
+	l.reentry = true
+	h.resumeRenewalLocked(now)
+	c.scheduleLocked(h)
+	return l, nil
 }
 
 // Unlock ends the lease. If it is the last lease of its hold, Unlock releases the key, in at most
@@ -225,37 +301,6 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	return was == held, err // if Close ended the lease, an event has reported that
 }
 
-// endRelease records the outcome err of the release, which began at the time sent of Clock.Awake. It
-// returns the error of Unlock.
-func (l *Lease) endRelease(sent clock.Instant, err error) error {
-	r, h := l.hold.renewer, l.hold
-	now, _ := r.clock.Read()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.calls--
-	r.changed.Broadcast()
-	h.Failed = 0
-	switch {
-	case err == nil:
-		l.state.Store(released)
-		delete(r.resumed, h.claim.Token)
-	case errors.Is(err, ErrLost) && now < h.Deadline():
-		err = l.loseLocked(&LostError{Reason: LostRevoked})
-	case errors.Is(err, ErrLost):
-		err = l.loseLocked(h.lapseLocked()) // the term has ended during the call
-	default:
-		l.state.Store(unknown)
-		h.Failed = 1 // the store may hang; set this before endedLocked, which reads it
-		if !r.traits.Ordered {
-			h.line.Answered(err, sent) // the next caller in line must know how long the outage has lasted
-		}
-		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release
-	}
-	r.unreserveLocked(h)
-	h.endedLocked()
-	return err
-}
-
 // beginUnlock ends the lease, if it is held or was ended by Close. It returns the state before the
 // call. If the state is now releasing, or was unknown, the caller must call the store's release,
 // and Close waits for that call. If beginUnlock returns an error, Unlock must return that error.
@@ -295,6 +340,37 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	l.state.Store(releasing)
 	r.calls++
 	return was, nil
+}
+
+// endRelease records the outcome err of the release, which began at the time sent of Clock.Awake. It
+// returns the error of Unlock.
+func (l *Lease) endRelease(sent clock.Instant, err error) error {
+	r, h := l.hold.renewer, l.hold
+	now, _ := r.clock.Read()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls--
+	r.changed.Broadcast()
+	h.Failed = 0
+	switch {
+	case err == nil:
+		l.state.Store(released)
+		delete(r.resumed, h.claim.Token)
+	case errors.Is(err, ErrLost) && now < h.Deadline():
+		err = l.loseLocked(&LostError{Reason: LostRevoked})
+	case errors.Is(err, ErrLost):
+		err = l.loseLocked(h.lapseLocked()) // the term has ended during the call
+	default:
+		l.state.Store(unknown)
+		h.Failed = 1 // the store may hang; set this before endedLocked, which reads it
+		if !r.traits.Ordered {
+			h.line.Answered(err, sent) // the next caller in line must know how long the outage has lasted
+		}
+		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release
+	}
+	r.unreserveLocked(h)
+	h.endedLocked()
+	return err
 }
 
 func (l *Lease) unlockAgain(ctx context.Context) error {
@@ -358,34 +434,6 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	return cmp.Or(l.Err(), err)
 }
 
-// callExtend makes the call of an Extend that has made the hold busy.
-func (l *Lease) callExtend(ctx context.Context, cl backend.Claim, bound time.Duration) error {
-	r, h := l.hold.renewer, l.hold
-	returns := false
-	defer func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		// The call may not have begun if Close has stopped waiting, or if a method of ctx has
-		// panicked. A call that has begun ends the busy time itself, also after this method.
-		if !returns || r.stopped {
-			h.callEndedLocked()
-			if h.index >= 0 {
-				r.scheduleLocked(h)
-			}
-		}
-	}()
-
-	if err := r.enter(); err != nil {
-		return err // r.stopped is true
-	}
-	defer r.leave()
-	_, err := calls.Call(&r.caller, ctx, bound, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, r.extend(ctx, h, cl, bound)
-	}, nil)
-	returns = true
-	return err
-}
-
 // beginExtend waits for the end of a renewal in flight, and then marks the hold as busy. It returns
 // the claim to renew, and how long the call may last.
 func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Claim, time.Duration, error) {
@@ -436,96 +484,112 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 	return cl, bound, nil, nil
 }
 
-// leaseContext is the context of one or several leases. It is a child of Lock's context that also
-// ends with the lease, at the lease's deadline at the latest.
-type leaseContext struct {
-	context.Context                          // made by package context, so that children attach to it without a goroutine
-	lease           *Lease                   // the innermost lease, for re-entry; nil if there is none
-	held            interface{ Err() error } // the Lease or the Leases with which the context ends; nil if there is none
-	cancelOnly      context.CancelCauseFunc  // ends Context alone; see cancel
-	parent          context.Context          // LockAll's context, if LockAll waits with this context; else nil
+// callExtend makes the call of an Extend that has made the hold busy.
+func (l *Lease) callExtend(ctx context.Context, cl backend.Claim, bound time.Duration) error {
+	r, h := l.hold.renewer, l.hold
+	returns := false
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		// The call may not have begun if Close has stopped waiting, or if a method of ctx has
+		// panicked. A call that has begun ends the busy time itself, also after this method.
+		if !returns || r.stopped {
+			h.callEndedLocked()
+			if h.index >= 0 {
+				r.scheduleLocked(h)
+			}
+		}
+	}()
 
-	joint atomic.Pointer[leaseContext] // the context of the Leases that the lease belongs to, or nil
-
-	// The deadline of Lock's context is read only once. Otherwise each call of Deadline would climb
-	// the whole chain of the contexts of nested leases.
-	deadline time.Time
-	bounded  bool
-}
-
-func newLeaseContext(parent context.Context, l *Lease, held interface{ Err() error }) *leaseContext {
-	x := &leaseContext{lease: l, held: held}
-	x.Context, x.cancelOnly = context.WithCancelCause(parent)
-	x.deadline, x.bounded = parent.Deadline()
-	return x
-}
-
-// cancel ends the context, and the joint context with it.
-func (x *leaseContext) cancel(cause error) {
-	x.cancelOnly(cause)
-	if joint := x.joint.Load(); joint != nil {
-		joint.cancelOnly(cause)
+	if err := r.enter(); err != nil {
+		return err // r.stopped is true
 	}
+	defer r.leave()
+	_, err := calls.Call(&r.caller, ctx, bound, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.extend(ctx, h, cl, bound)
+	}, nil)
+	returns = true
+	return err
 }
 
-// Err returns nil until the context ends. It reads the clock first.
-func (x *leaseContext) Err() error {
-	x.check()
-	return x.Context.Err()
+// Detach ends the lease and leaves the key taken for [Client.Resume]. First it extends the lease,
+// in one call to the store, so the key stays taken for at least ttl from now without renewals.
+// After Detach, the lease counts as unlocked. Another process can resume the handle while this
+// process runs, after the Client's Close, or after this process has ended. With memlock, only a
+// Client on the same Store can resume it.
+//
+// After an error the lease goes on, perhaps with a longer term, and the caller must still unlock
+// it. The errors are those of [Lease.Extend]. ErrInvalid can also mean that another lease shares
+// the hold by re-entry, or that the key is not UTF-8, which JSON cannot contain.
+func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
+	x, err := l.detach(ctx, ttl)
+	if err != nil {
+		return Handle{}, newError("detach", l.key, err)
+	}
+
+	returns := false
+	defer func() {
+		if !returns { // Observe has panicked, so the handle is lost, and no caller could free the key
+			l.hold.renewer.reaper.add(l.hold.claim, reapOnce)
+		}
+	}()
+	l.hold.renewer.observer.detached(ctx, l)
+	returns = true
+	return x, nil
 }
 
-// Done returns a channel that is closed when the context ends. It reads the clock first.
-func (x *leaseContext) Done() <-chan struct{} {
-	x.check()
-	return x.Context.Done()
+func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err error) {
+	r, h := l.hold.renewer, l.hold
+	// Check first, so that a Detach that cannot succeed does not change the term.
+	r.mu.Lock()
+	err = l.detachableLocked()
+	r.mu.Unlock()
+	if err == nil {
+		err = l.extend(ctx, ttl)
+	}
+	if err != nil {
+		return x, err
+	}
+
+	r.mu.Lock()
+	// During the call, another caller may have re-entered the key or unlocked the lease.
+	if err = l.detachableLocked(); err != nil {
+		r.mu.Unlock()
+		return x, err
+	}
+	x = Handle{Key: l.key, Token: h.claim.Token, Owner: h.claim.Owner, TTL: h.claim.TTL, Fence: h.fence,
+		Shared: h.claim.Shared, Slot: int(l.slot), Until: r.clock.Time(h.Deadline()).Round(0)}
+	if h.keep != 0 {
+		x.MinHold = r.clock.Time(h.keep).Round(0)
+	}
+	if end := min(h.limit, l.maxHold); end != clock.Never {
+		x.MaxHold = r.clock.Time(end).Round(0)
+	}
+
+	// A renewal in flight cannot shorten the term, and its answer is ignored.
+	l.state.Store(released)
+	delete(r.resumed, x.Token)
+	h.leases = nil
+	r.unscheduleLocked(h)
+	h.endedLocked()
+	r.mu.Unlock()
+
+	// Cancel the context without mu, because a cancel runs users' code.
+	if lc := l.ctx.Load(); lc != nil {
+		lc.cancel(ErrReleased)
+	}
+	return x, nil
 }
 
-// check ends the context if the lease has ended by the clock. It does not wait for the renewer,
-// which may run late.
-func (x *leaseContext) check() {
-	if x.held == nil || x.Context.Err() != nil {
-		return
+// detachableLocked returns why l cannot be detached, or nil.
+func (l *Lease) detachableLocked() error {
+	switch {
+	case l.state.Load() != held:
+		return l.cause()
+	case len(l.hold.leases) > 1:
+		return fmt.Errorf("%w: another lease has re-entered the key; unlock the inner lease first", ErrInvalid)
+	case !utf8.ValidString(l.key):
+		return fmt.Errorf("%w: the key is not UTF-8, so a handle cannot contain it", ErrInvalid)
 	}
-	if err := x.held.Err(); err != nil {
-		x.cancel(err)
-	}
-}
-
-// Deadline returns the deadline of Lock's context. The deadline of the lease itself moves with each
-// renewal; Lease.Expires returns it.
-func (x *leaseContext) Deadline() (time.Time, bool) { return x.deadline, x.bounded }
-
-// leaseKey is the key under which a context returns its innermost leaseContext.
-var leaseKey = new(int)
-
-// Value returns x for leaseKey.
-func (x *leaseContext) Value(key any) any {
-	if key == any(leaseKey) {
-		return x
-	}
-	return x.Context.Value(key)
-}
-
-// leaseContextOf returns the innermost leaseContext that ctx is derived from, or nil.
-func leaseContextOf(ctx context.Context) *leaseContext {
-	if ctx == nil {
-		return nil
-	}
-	x, _ := ctx.Value(leaseKey).(*leaseContext)
-	return x
-}
-
-// Held reports whether ctx is, or derives from, the context of a lease that holds key, such as the
-// lease of a [Do] around the caller. A function that must run under the lock can call Held to check
-// that. The lease may be of any Client; with WithSlots it has one slot of key.
-func Held(ctx context.Context, key string) bool {
-	x := leaseContextOf(ctx)
-	if x == nil {
-		return false
-	}
-	l := x.lease
-	for l != nil && (l.key != key || l.Err() != nil) {
-		l = l.around
-	}
-	return l != nil
+	return nil
 }

@@ -23,6 +23,7 @@ package hasp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -139,6 +140,28 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	return s, newError("inspect", key, err)
 }
 
+// heldBy returns a HeldError that names the holder of key, nil if the key is free or the driver
+// cannot tell, or another error of the store.
+func (c *Client) heldBy(ctx context.Context, key string) error {
+	c.mu.Lock()
+	if ln := c.queue.Line(key); ln != nil && ln.Held() {
+		defer c.mu.Unlock()
+		return ln.Refusal()
+	}
+	c.mu.Unlock()
+
+	s, err := inspect(&c.store, context.WithoutCancel(ctx), key, backend.Inspector.Inspect)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported), err == nil && !s.Held:
+		return nil
+	case err != nil:
+		return err
+	case len(s.Shared) > 0:
+		return &backend.HeldError{Owner: s.Shared[0], RetryAfter: s.TTL, Shared: true}
+	}
+	return &backend.HeldError{Owner: s.Owner, RetryAfter: s.TTL, Kept: s.Kept}
+}
+
 // Break frees key, whichever caller holds it. If the lease belongs to this Client, it is lost when
 // Break returns. Break is the only call that may admit two holders at the same time, because a
 // holder that belongs to another Client learns of the Break only at its next renewal. Until then,
@@ -205,7 +228,7 @@ type Entry = backend.Entry
 // each call. If there is an error, List yields it once, at the end, as an [*Error]. If the driver
 // cannot list, the error is errors.ErrUnsupported.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
-	return c.store.list(ctx, prefix)
+	return list(&c.store, ctx, prefix)
 }
 
 // Close ends every wait with ErrClosed, and every lease's context with cause ErrClosed. It stops

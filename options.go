@@ -2,9 +2,7 @@ package hasp
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -109,44 +107,6 @@ func defaultOwner() string {
 
 // Option changes one call of Lock, TryLock, LockAll, Do, DoAll, Lead or Resume.
 type Option func(*request)
-
-// request is what one call asks for: its arguments and options.
-type request struct {
-	op      string          // "lock", "trylock" or "lead"
-	id      uint64          // ID of its events; 0 without Observe
-	name    string          // the key as the caller gave it
-	key     string          // the key that is locked: name, or with slots the key of one slot
-	around  *Lease          // the innermost lease in the caller's context, or nil
-	parent  context.Context // LockAll's context, if LockAll makes the call; else nil
-	ttl     time.Duration
-	maxWait time.Duration
-	bounded bool          // maxWait was given
-	maxHold time.Duration // 0 if there is none
-	minHold time.Duration // 0 if there is none
-	linger  bool          // WithLinger
-	slots   int           // number of slots; 0 without WithSlots
-	slot    int           // number of the slot that is asked for, from 1; 0 without WithSlots
-	shared  bool          // WithShared
-	noRenew bool
-	apart   bool // WithoutReentry
-	fenced  bool
-	err     error // the error of the first invalid option
-}
-
-func (r *request) apply(opts []Option) {
-	for _, o := range opts {
-		if o != nil {
-			o(r)
-		}
-	}
-}
-
-// refuse records an error, unless there is an earlier one.
-func (r *request) refuse(format string, args ...any) {
-	if r.err == nil {
-		r.err = fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
-	}
-}
 
 // maxTTL is about 36 years. A sum of a few times of this length does not overflow.
 const maxTTL = time.Duration(1 << 60)
@@ -317,130 +277,4 @@ func WithSlots(n int) Option {
 		}
 		r.slots = n
 	}
-}
-
-// EventKind is the kind of an [Event].
-type EventKind string
-
-const (
-	// EventRequested says that a caller or Lead began a call of Lock, TryLock or Resume. Each is
-	// followed by one EventAcquired or EventRefused of the same ID, and each EventAcquired by one
-	// EventReleased, EventDetached or EventLost.
-	EventRequested EventKind = "requested"
-
-	// EventAcquired says that a caller got a lease. Wait is how long the caller waited.
-	EventAcquired EventKind = "acquired"
-
-	// EventRefused says that a caller did not get a lease. Err says why.
-	EventRefused EventKind = "refused"
-
-	// EventReleased says that a lease was unlocked. Err is set if Unlock's outcome is unknown.
-	EventReleased EventKind = "released"
-
-	// EventDetached says that a lease ended by Detach. The lease of a Resume has another ID.
-	EventDetached EventKind = "detached"
-
-	// EventLost says that a lease ended before it was unlocked. Err is a *LostError or ErrClosed.
-	EventLost EventKind = "lost"
-
-	// EventRenewFailed says that a renewal or an Extend failed or was not answered. A renewal is
-	// tried again until the deadline. Err is the store's error.
-	EventRenewFailed EventKind = "renew failed"
-
-	// EventRenewed says that a renewal has succeeded after one or more have failed. Other renewals
-	// that succeed are not reported, because there may be thousands a second.
-	EventRenewed EventKind = "renewed"
-
-	// EventStillWaiting says that a Lock has waited for ten terms, or for a minute if that is
-	// shorter. It comes once for a call. If the key is held, Err is a *HeldError that names the
-	// holder. Its field Here says that the holder is a caller of this Client, which may be the
-	// waiting caller itself: a Lock re-enters only with the context of the lease.
-	EventStillWaiting EventKind = "still waiting"
-
-	// EventStillHeld says that a lease has been held for ten terms, and for a minute at least. The
-	// caller is still at work, or has forgotten to unlock. The event comes once for a lease, but
-	// not for Do, DoAll and Lead, which never forget to unlock.
-	EventStillHeld EventKind = "still held"
-
-	// EventDegraded says that Open has succeeded although a part of the store does not answer, such
-	// as a node of redlock. Err names the part. The event comes once, and has no key and no ID.
-	EventDegraded EventKind = "degraded"
-)
-
-// Event reports one change of a lock, for metrics, traces and logs. It contains no token and no
-// secret of the store.
-type Event struct {
-	Kind    EventKind
-	ID      uint64        // identifies the call of Lock, TryLock or Resume; unique in the process
-	Op      string        // the call that has the ID: "lock", "trylock", "lead" or "resume"
-	Key     string        // as the caller gave it
-	Owner   string        // Options.Owner
-	Shared  bool          // the lease is shared; not set in EventRequested and EventRefused
-	Reentry bool          // the lease joined a hold that its caller had; to count holds, skip such events; set from EventAcquired on
-	Fence   uint64        // the lease's fence, or 0
-	Wait    time.Duration // EventAcquired, EventRefused, EventStillWaiting: how long the caller waited
-	Hold    time.Duration // EventReleased, EventDetached, EventLost, EventStillHeld: how long the lease has lasted
-	Err     error         // the reason, for the kinds that have one
-
-	// Tries is the number of calls to the store before EventAcquired or EventRefused. A driver's
-	// Wait is one call. If EventAcquired has 0 Tries and no Reentry, the hold was handed over
-	// within the Client.
-	Tries int
-
-	// Failures is how many renewals in a row have failed, for EventRenewFailed and EventRenewed.
-	Failures int
-}
-
-// LogEvents returns an [Options.Observe] that writes to l. A lost lease has the level Error. These
-// have Warn: the first failure of a row of failed renewals, a Lock refused with ErrUnavailable,
-// EventDegraded, and EventStillWaiting, or Info if Lead waits. EventRenewed, which ends such a row,
-// and EventStillHeld, which finds a forgotten Unlock, have Info. All other events have Debug, which
-// slog does not show by default. A message is, for example, "hasp: acquired", with the attributes
-// key, id, op, wait, hold, failures, fence and err, as far as the event has them. If l is nil,
-// LogEvents calls slog.Default at each event.
-func LogEvents(l *slog.Logger) func(context.Context, Event) {
-	return func(ctx context.Context, e Event) {
-		to := l
-		if to == nil {
-			to = slog.Default()
-		}
-		level := e.level()
-		if !to.Enabled(ctx, level) {
-			return
-		}
-
-		attrs := make([]slog.Attr, 0, 7)
-		attrs = append(attrs, slog.String("key", e.Key), slog.Uint64("id", e.ID), slog.String("op", e.Op))
-		switch e.Kind {
-		case EventAcquired, EventRefused, EventStillWaiting:
-			attrs = append(attrs, slog.Duration("wait", e.Wait))
-		case EventReleased, EventDetached, EventLost, EventStillHeld:
-			attrs = append(attrs, slog.Duration("hold", e.Hold))
-		case EventRenewFailed, EventRenewed:
-			attrs = append(attrs, slog.Int("failures", e.Failures))
-		}
-		if e.Fence != 0 {
-			attrs = append(attrs, slog.Uint64("fence", e.Fence))
-		}
-		if e.Err != nil {
-			attrs = append(attrs, slog.Any("err", e.Err))
-		}
-		to.LogAttrs(ctx, level, "hasp: "+string(e.Kind), attrs...)
-	}
-}
-
-func (e Event) level() slog.Level {
-	switch {
-	case e.Kind == EventLost && errors.Is(e.Err, ErrLost):
-		return slog.LevelError
-	case e.Kind == EventRenewFailed && e.Failures == 1:
-		return slog.LevelWarn
-	case e.Kind == EventRefused && errors.Is(e.Err, ErrUnavailable):
-		return slog.LevelWarn
-	case e.Kind == EventStillWaiting && e.Op != "lead", e.Kind == EventDegraded:
-		return slog.LevelWarn
-	case e.Kind == EventStillWaiting, e.Kind == EventStillHeld, e.Kind == EventRenewed:
-		return slog.LevelInfo
-	}
-	return slog.LevelDebug
 }

@@ -31,99 +31,127 @@ const (
 	queueTTL = 5 * time.Second
 )
 
-// takeSlot does what the method take does, for a call with slots.
-func (w *wait) takeSlot(ctx context.Context) (*Lease, error) {
+// slotSearch is the part of a call with slots that takes one of them.
+type slotSearch struct {
+	w      *wait
+	n      int           // the number of slots
+	freed  chan int      // receives the number of a slot that this Client has freed
+	last   error         // why the caller has no slot: ErrHeld, or the last error of an outage
+	outage clock.Instant // the time of Clock.Awake at which an outage began; 0 if the store answers
+}
+
+// take does what the method take of a wait does, for a call with slots.
+func (s *slotSearch) take(ctx context.Context) (*Lease, error) {
+	w, c := s.w, s.w.c
 	if w.once {
-		if w.c.looked(w.r.name) {
-			return nil, line.ErrHeldHere // otherwise TryLocks in a loop could take each free slot before the caller that looks for one
-		}
-		w.end = w.start.Add(w.c.opts.Timeout - w.c.answerTime()) // look may take answerTime more, for all slots together
-		l, _, err := w.look(ctx, rand.N(w.r.slots), w.end)
-		return l, err
+		return s.takeAtOnce(ctx)
 	}
 
 	// Wait until the caller is the one that looks for a slot.
 	r := request{op: w.r.op, key: w.r.name + "#queue", name: w.r.name, ttl: queueTTL}
-	if longest := w.c.traits.MaxTTL; longest > 0 {
+	if longest := c.traits.MaxTTL; longest > 0 {
 		r.ttl = min(r.ttl, longest)
 	}
 	queue, err := w.takePart(ctx, r, w.end, false)
 	if err != nil {
 		return nil, err
 	}
+
 	// Do not wait for this unlock, because the store may hang. If it fails, the reaper repeats it.
-	defer w.c.spawn(func() { _, _ = queue.unlock(context.WithoutCancel(ctx)) })
-	return w.lookUntilFree(ctx)
+	defer c.spawn(func() { _, _ = queue.unlock(context.WithoutCancel(ctx)) })
+	return s.lookUntilFree(ctx)
 }
 
-// takePart takes the key of the request r, as a part of the wait w. The part must end at the time
-// end.
-func (w *wait) takePart(ctx context.Context, r request, end clock.Instant, once bool) (*Lease, error) {
-	start, slept := w.c.clock.Read()
-	p := &wait{c: w.c, r: r, start: start, began: start - clock.Instant(slept), end: end, once: once}
-	w.part = p
-	l, err := p.take(ctx)
-	w.tries += p.tries
+// takeAtOnce makes one attempt at each slot.
+func (s *slotSearch) takeAtOnce(ctx context.Context) (*Lease, error) {
+	w, c := s.w, s.w.c
+	c.mu.Lock()
+	looked := c.lookers[w.r.name] != nil
+	c.mu.Unlock()
+	if looked {
+		// Otherwise TryLocks in a loop could take each free slot before the caller that looks for
+		// one.
+		return nil, line.ErrHeldHere
+	}
+
+	// The method look may take answerTime more, for all slots together.
+	w.end = w.start.Add(c.opts.Timeout - c.answerTime())
+	l, _, err := s.look(ctx, rand.N(s.n), w.end)
 	return l, err
 }
 
 // lookUntilFree looks for a free slot until it has one, or the wait has ended.
-func (w *wait) lookUntilFree(ctx context.Context) (*Lease, error) {
-	c, n := w.c, time.Duration(w.r.slots)
-	first := rand.N(w.r.slots) // Clients begin at different slots, so that they seldom ask for the same one
-	freed := make(chan int, 1)
-	defer c.looks(w.r.name, freed, false)
+func (s *slotSearch) lookUntilFree(ctx context.Context) (*Lease, error) {
+	w, c, n := s.w, s.w.c, time.Duration(s.n)
+	defer s.stopLooking()
 
-	var last error           // why the caller has no slot: ErrHeld, or the last error of an outage
-	var outage clock.Instant // the time of Clock.Awake at which an outage began; 0 if the store answers
+	first := rand.N(s.n) // Clients begin at different slots, so they seldom ask for the same one
 	for pause := n * firstLook; ; pause = min(2*pause, max(n*lastLook, slowLook)) {
 		asked := c.clock.Awake()
 		end := w.end
-		if outage != 0 {
-			end = min(end, c.clock.Now().Add(c.opts.Timeout-time.Duration(asked-outage)))
+		if s.outage != 0 {
+			left := c.opts.Timeout - time.Duration(asked-s.outage)
+			end = min(end, c.clock.Now().Add(left))
 		}
-		l, retry, err := w.look(ctx, first, end)
-		switch {
-		case err == nil:
+		l, retry, err := s.look(ctx, first, end)
+		if err == nil {
 			return l, nil
-		case c.closing.Err() != nil:
-			return nil, ErrClosed
-		case ctx.Err() != nil:
-			return nil, withContextEnd(ctx, cmp.Or(last, err))
-		case errors.Is(err, ErrHeld):
-			outage = 0
-		case backend.Definite(err), errors.Is(err, ErrClosed):
-			return nil, err
-		case outage == 0:
-			outage = asked
 		}
-		last = err
-		if outage != 0 && time.Duration(c.clock.Awake()-outage) >= c.opts.Timeout || c.clock.Now() >= w.end {
-			return nil, err
+		if over, why := s.note(ctx, err, asked); over {
+			return nil, why
 		}
 
 		d := min(line.Jitter(pause), time.Duration(w.end-c.clock.Now()))
 		if retry > 0 {
-			d = min(d, retry+line.MinSleep) // if the slot's holder has died, the slot is free after that time
+			// If the slot's holder has died, the slot is free after that time.
+			d = min(d, retry+line.MinSleep)
 		}
-		c.looks(w.r.name, freed, true) // only after the first call of look, so that a Lock that gets a slot immediately does not make TryLocks fail
-		first = w.pauseLooking(ctx, freed, d)
+
+		// Only now, after the first call of look, so that a Lock that gets a slot immediately does
+		// not make TryLocks fail.
+		s.beginLooking()
+		first = s.pause(ctx, d)
 	}
 }
 
-// pauseLooking returns when the time d has passed, a slot was freed, or the wait has ended. It
-// returns the slot to ask for first.
-func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Duration) int {
+// note records the error err of a round of attempts, which began at the time asked of Clock.Awake.
+// It reports whether the wait has ended, and with which error.
+func (s *slotSearch) note(ctx context.Context, err error, asked clock.Instant) (bool, error) {
+	w, c := s.w, s.w.c
+	switch {
+	case c.closing.Err() != nil:
+		return true, ErrClosed
+	case ctx.Err() != nil:
+		return true, withContextEnd(ctx, cmp.Or(s.last, err))
+	case errors.Is(err, ErrHeld):
+		s.outage = 0
+	case backend.Definite(err), errors.Is(err, ErrClosed):
+		return true, err
+	case s.outage == 0:
+		s.outage = asked
+	}
+	s.last = err
+
+	lasted := time.Duration(c.clock.Awake() - s.outage)
+	if s.outage != 0 && lasted >= c.opts.Timeout {
+		return true, err
+	}
+	return c.clock.Now() >= w.end, err
+}
+
+// pause returns when the time d has passed, a slot was freed, or the wait has ended. It returns the
+// slot to ask for first.
+func (s *slotSearch) pause(ctx context.Context, d time.Duration) int {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case i := <-freed:
+	case i := <-s.freed:
 		return i
 	case <-timer.C:
 	case <-ctx.Done():
-	case <-w.c.closing.Done():
+	case <-s.w.c.closing.Done():
 	}
-	return rand.N(w.r.slots)
+	return rand.N(s.n)
 }
 
 // look makes one attempt at each slot until it has one. The argument first is the number of the
@@ -131,35 +159,40 @@ func (w *wait) pauseLooking(ctx context.Context, freed <-chan int, d time.Durati
 // is the answer for that slot. If no rest is known, retry is 0. If there is no answer for one slot,
 // look goes on. If there is no answer for a second slot, look ends. No attempt waits for an answer
 // past the time end, and if one slot was not answered, the answers for the others must come soon.
-func (w *wait) look(ctx context.Context, first int, end clock.Instant) (l *Lease, retry time.Duration, err error) {
-	n := w.r.slots
+func (s *slotSearch) look(ctx context.Context, first int, end clock.Instant) (
+	l *Lease, retry time.Duration, err error) {
+	w, c := s.w, s.w.c
 	var outage error  // the error for the first slot without an answer
 	answered := false // the store has refused a slot
-	for j := range n {
-		now := w.c.clock.Now()
-		if j > 0 && w.end != clock.Never && time.Duration(now-w.end) >= w.c.answerTime() {
+	for j := range s.n {
+		now := c.clock.Now()
+		late := w.end != clock.Never && time.Duration(now-w.end) >= c.answerTime()
+		if j > 0 && late {
 			break // the other slots would take too long; see WithMaxWait
 		}
-		i := (first + j) % n
+
+		i := (first + j) % s.n
 		r := w.r
-		r.key, r.slot = r.name+"#"+strconv.Itoa(i), i+1
+		r.key = r.name + "#" + strconv.Itoa(i)
+		r.slot = i + 1
 		l, answer := w.takePart(ctx, r, end, true)
 		switch {
 		case errors.Is(answer, ErrHeld):
-			answered = answered || w.part.tries > 0 // otherwise this Client knew, without a call, that the slot is held
+			// Without a call, only this Client knew that the slot is held.
+			answered = answered || w.part.tries > 0
 		case answer == nil, backend.Definite(answer), errors.Is(answer, ErrClosed), ctx.Err() != nil:
 			return l, 0, answer
 		case outage != nil:
 			return nil, 0, outage
 		default:
 			outage = answer // the other slots may be on servers that answer
-			end = min(end, now.Add(w.c.opts.Timeout))
+			end = min(end, now.Add(c.opts.Timeout))
 			continue
 		}
 
-		var held *backend.HeldError
-		if errors.As(answer, &held) && held.RetryAfter > 0 && (retry == 0 || held.RetryAfter < retry) {
-			retry, err = held.RetryAfter, answer
+		if rest := restOf(answer); rest > 0 && (retry == 0 || rest < retry) {
+			retry = rest
+			err = answer
 		}
 		if retry == 0 {
 			err = answer
@@ -169,6 +202,15 @@ func (w *wait) look(ctx context.Context, first int, end clock.Instant) (l *Lease
 		return nil, 0, outage
 	}
 	return nil, retry, err
+}
+
+// restOf returns the rest of the holder's term that the error of an attempt gives, or 0.
+func restOf(err error) time.Duration {
+	var held *backend.HeldError
+	if !errors.As(err, &held) {
+		return 0
+	}
+	return held.RetryAfter
 }
 
 // lookers contains, for each key with slots, the channel of the caller that looks for a slot. The
@@ -183,21 +225,21 @@ func (k lookers) freed(key string, i int) {
 	}
 }
 
-// looks records that a caller begins to look for a slot of key or, if the argument on is false, has
-// stopped. The channel freed receives the number of a slot that may have become free.
-func (c *core) looks(key string, freed chan int, on bool) {
+// beginLooking lets the search receive the numbers of slots that this Client frees, and makes
+// TryLocks of this Client fail.
+func (s *slotSearch) beginLooking() {
+	c := s.w.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if on {
-		c.lookers[key] = freed
-	} else if c.lookers[key] == freed { // if the queue's lease was lost, another caller may look already
-		delete(c.lookers, key)
-	}
+	c.lookers[s.w.r.name] = s.freed
 }
 
-// looked reports whether a caller looks for a slot of key.
-func (c *core) looked(key string) bool {
+// stopLooking ends what beginLooking has begun.
+func (s *slotSearch) stopLooking() {
+	c, key := s.w.c, s.w.r.name
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.lookers[key] != nil
+	if c.lookers[key] == s.freed { // if the queue's lease was lost, another caller may look already
+		delete(c.lookers, key)
+	}
 }

@@ -13,6 +13,253 @@ import (
 	"github.com/hasplock/hasp/internal/line"
 )
 
+// wait is one call of Lock or TryLock, from its arguments to a hold.
+type wait struct {
+	c     *Client
+	r     request
+	start clock.Instant // when Lock was called
+	began clock.Instant // the time of Clock.Awake at the moment start, because a suspend is no part of an outage
+	once  bool          // make only one attempt
+	end   clock.Instant // when WithMaxWait ends the wait, or Never
+	tries int           // calls to the store so far
+
+	line       *line.Line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
+	queued     bool       // the driver's Wait was called
+	stood      bool       // the caller has waited: in the line, for the end of a gap, or between two calls
+	turn       turn       // the caller's entry in the line; ready is nil unless the caller waits there
+	lastAnswer error      // why the caller does not have the key; nil if that is not known
+	refused    bool       // the store has just refused this caller
+
+	calls.Listening                // what Listen returned; zero while the caller does not listen
+	listenAgain     clock.Instant  // when to call Listen again, after it has failed
+	intent          *backend.Claim // the last claim that may keep out new shared callers, or nil
+
+	part *wait // with slots, the wait for the queue, or for the slot that was tried last
+}
+
+// observed makes a call of Lock, TryLock or Resume by the function take, and reports it to Observe.
+// If code of the caller panics or ends the goroutine, nothing stays acquired.
+func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease, error)) (l *Lease, err error) {
+	c, r := w.c, &w.r
+	if ctx == nil {
+		r.err = errNilContext
+		ctx = context.Background()
+	}
+
+	returns := false
+	open := false // EventRequested was reported, but not the event that must follow it
+	defer func() {
+		if returns {
+			return
+		}
+		w.abandon(l)
+		if open {
+			w.reportRefusal(ctx, newError(r.op, r.name, errNoReturn))
+		}
+	}()
+
+	if c.opts.Observe != nil {
+		r.id = lastEventID.Add(1)
+		c.observer.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name}) // before start is read, so that the time of Observe is no part of the wait
+		open = true
+	}
+	start, slept := c.clock.Read()
+	w.start, w.began, w.end = start, start-clock.Instant(slept), clock.Never
+	l, err = take(ctx)
+	open = false
+
+	switch {
+	case err != nil:
+		err = newError(r.op, r.name, err)
+		w.reportRefusal(ctx, err)
+	case c.opts.Observe != nil:
+		c.observer.acquired(ctx, l, time.Duration(l.since-start), w.tries)
+	}
+	if l != nil && l.keep != 0 && r.parent == nil {
+		l.countMinHold()
+	}
+	returns = true
+	return l, err
+}
+
+// reportRefusal reports EventRefused.
+func (w *wait) reportRefusal(ctx context.Context, err error) {
+	c := w.c
+	if c.opts.Observe != nil {
+		waited := time.Duration(c.clock.Now() - w.start)
+		c.observer.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: waited, Tries: w.tries, Err: err})
+	}
+}
+
+// reportLongWait has EventStillWaiting reported when the wait has lasted for ten terms, or for a
+// minute if that is shorter. The caller stops the timer at the end of the wait.
+func (w *wait) reportLongWait(ctx context.Context) *time.Timer {
+	c, start, key := w.c, w.start, w.r.key // not w itself, which is used again after the wait
+	e := Event{Kind: EventStillWaiting, ID: w.r.id, Op: w.r.op, Key: w.r.name}
+	return time.AfterFunc(min(overdueTerms*w.r.ttl, time.Minute), func() {
+		c.spawn(func() {
+			e.Err = c.heldBy(ctx, key)
+			e.Wait = time.Duration(c.clock.Now() - start)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.observer.queueEventLocked(ctx, e)
+		})
+	})
+}
+
+// acquire re-enters a lease around the caller, or takes the key or a slot of it.
+func (w *wait) acquire(ctx context.Context) (*Lease, error) {
+	if err := w.prepare(ctx); err != nil {
+		return nil, err
+	}
+	if w.r.around != nil && !w.r.apart {
+		if l, err := w.c.reenter(ctx, &w.r); err != errNoneAround {
+			return l, err
+		}
+	}
+	if w.c.opts.Observe != nil && !w.once {
+		defer w.reportLongWait(ctx).Stop()
+	}
+
+	if w.r.slots > 0 {
+		s := &slotSearch{w: w, n: w.r.slots, freed: make(chan int, 1)}
+		return s.take(ctx)
+	}
+	return w.take(ctx)
+}
+
+// prepare returns an error if the arguments of a call are invalid. Otherwise it sets the fields of
+// w that follow from the arguments.
+func (w *wait) prepare(ctx context.Context) error {
+	r := &w.r
+	if err := r.check(w.c.traits); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return withContextEnd(ctx, nil)
+	}
+
+	if r.shared || r.slots > 0 || w.c.traits.Reach == backend.Process {
+		r.linger = false
+	}
+
+	// If ctx is the context of a lease, or is derived from one, the key may be re-entered.
+	if x := leaseContextOf(ctx); x != nil {
+		r.around, r.parent = x.lease, x.parent
+		r.linger = r.linger && x.parent == nil
+	}
+	w.once = w.once || r.bounded && r.maxWait == 0
+	if r.bounded && !w.once {
+		w.end = w.start.Add(r.maxWait)
+	}
+	return nil
+}
+
+// take returns a lease that was handed over in the line, or one from the store.
+func (w *wait) take(ctx context.Context) (*Lease, error) {
+	c := w.c
+	tk, freed := w.join(ctx)
+	if tk.Do == line.MustWait {
+		tk = w.waitInLine(ctx)
+	}
+	switch tk.Do {
+	case line.HaveLease:
+		return tk.Lease.(*Lease), nil
+	case line.GiveUp:
+		return nil, tk.Err
+	}
+
+	// This caller is the head now, and takes over the answer that the last head received. The line
+	// counts the caller until its hold has ended, or until it gives up below.
+	w.lastAnswer = tk.LastAnswer
+	if freed != nil && (w.once || !c.traits.Ordered) { // otherwise the caller waits in the driver's queue, before later callers
+		if over, err := w.awaitFreed(ctx, freed); over {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			w.giveUpLocked()
+			return nil, err
+		}
+	}
+	if tk.After > 0 && (!w.once || w.r.op == "trylock" && w.r.parent != nil) { // a TryLock waits for a gap only if LockAll calls it
+		if d := min(tk.After, w.untilLastCall(ctx)); d > 0 {
+			w.stood = true
+			w.sleep(ctx, d)
+		}
+	}
+	h, err := w.askUntilHeld(ctx)
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil && c.closing.Err() != nil {
+		// Close began during the call, and did not find this hold.
+		h.reapLocked(&reap{})
+		err = ErrClosed
+	}
+	if err != nil {
+		w.giveUpLocked()
+		return nil, err
+	}
+	var waited time.Duration
+	if w.stood {
+		waited = w.line.Waited(h.Granted, w.start)
+	}
+	l := h.startLocked(ctx, &w.r, w.line, waited, w.tries > 1 || w.queued)
+	w.line = nil // from here on the line counts the hold
+	return l, nil
+}
+
+// turn is the entry of a wait in its line.
+type turn struct {
+	line.Turn
+	r   *request
+	ctx context.Context // Lock's context
+}
+
+// join adds the caller to the line of its key, or gives it a hold that lingers. If the caller cannot
+// use that hold, the channel freed is closed after the release of that hold. Otherwise freed is nil.
+func (w *wait) join(ctx context.Context) (tk line.Ticket, freed chan struct{}) {
+	c, r := w.c, &w.r
+	w.turn = turn{r: r, ctx: ctx}
+	w.turn.Turn = line.Turn{Key: r.key, Shared: r.shared, Since: w.began, Caller: &w.turn}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing.Err() != nil {
+		return line.Ticket{Do: line.GiveUp, Err: ErrClosed}, nil
+	}
+
+	if held := c.queue.Hold(r.key); held != nil {
+		if h := held.Engine.(*hold); h.lingers != 0 {
+			if l := h.reuseLocked(ctx, r); l != nil {
+				return line.Ticket{Do: line.HaveLease, Lease: l}, nil
+			}
+			freed = make(chan struct{})
+			h.endLingerLocked(freed)
+		}
+	}
+	w.line, tk = c.queue.Join(&w.turn.Turn, w.once)
+	return tk, freed
+}
+
+// takePart takes the key of the request r, as a part of the wait w. The part must end at the time
+// end. If once is true, it makes only one attempt.
+func (w *wait) takePart(ctx context.Context, r request, end clock.Instant,
+	once bool) (*Lease, error) {
+	start, slept := w.c.clock.Read()
+	p := &wait{
+		c:     w.c,
+		r:     r,
+		start: start,
+		began: start - clock.Instant(slept),
+		end:   end,
+		once:  once,
+	}
+	w.part = p
+
+	l, err := p.take(ctx)
+	w.tries += p.tries
+	return l, err
+}
+
 // waitInLine waits behind the head, and returns the ticket that ends that wait.
 func (w *wait) waitInLine(ctx context.Context) line.Ticket {
 	c := w.c
@@ -115,6 +362,61 @@ func (w *wait) abandon(l *Lease) {
 	}
 }
 
+// askUntilHeld asks the store until the caller has the key or the wait has ended. Between two
+// attempts the caller waits in the driver, or sleeps until a wake-up or the next poll.
+func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
+	mayWait := w.c.store.driver.Waits() && !w.once
+	_, timed := ctx.Deadline()
+	timed = timed || w.end != clock.Never // if the wait has no end, no call is the last one
+	defer func() {
+		if w.Wake != nil {
+			w.stopListening()
+		}
+	}()
+	for attempt := 1; ; attempt++ {
+		if ctx.Err() != nil || w.c.closing.Err() != nil {
+			return nil, w.endErr(ctx)
+		}
+
+		// Decide before the call whether it is the last one, so that its outcome cannot prolong the
+		// wait.
+		last := w.once || timed && w.untilLastCall(ctx) <= 0
+		useWait := mayWait && w.shouldWait()
+		start, slept := w.c.clock.Read() // before the call, because a term, and the time until Grant.Until, begin during the call
+		sent := start - clock.Instant(slept)
+
+		var h *hold
+		var err error
+		w.tries++
+		w.stood = w.stood || w.tries > 1
+		if useWait {
+			w.queued = true
+			h, err = w.waitInStore(ctx, start, slept)
+		} else {
+			h, err = w.attempt(ctx, start, slept, last)
+		}
+		if err == nil {
+			return h, nil
+		}
+
+		if useWait {
+			sent = w.outageOf(err, sent) // because Wait may have begun long before the outage
+		}
+		if over, why := w.over(ctx, err, sent, last); over {
+			return nil, why
+		}
+		if !useWait && mayWait && w.shouldWait() {
+			continue // wait in the driver instead of sleeping
+		}
+		if w.refused && w.listen(ctx) {
+			continue // ask again, because the key may have been released before the Client listened
+		}
+		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
+			return nil, w.endErr(ctx)
+		}
+	}
+}
+
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire. It returns true if
 // the store has just refused this caller, so Acquire would probably be refused. With an Ordered
 // Waiter, it also does if other callers of this Client want the key, or the key was refused lately.
@@ -135,6 +437,72 @@ func (w *wait) shouldWait() bool {
 	return w.line.Crowded() || w.c.queue.Contended(w.r.key, w.c.clock.Now())
 }
 
+// untilLastCall returns how long the caller may still wait before it must make its last call, so
+// that the answer arrives in time.
+func (w *wait) untilLastCall(ctx context.Context) time.Duration {
+	left := time.Duration(clock.Never)
+	if w.end != clock.Never {
+		left = time.Duration(w.end - w.c.clock.Now())
+	}
+	if d, ok := ctx.Deadline(); ok {
+		left = min(left, time.Until(d))
+	}
+
+	// Allow one and a half round trips, because now and then an answer takes that long.
+	trip := w.c.roundTrip()
+	return left - trip - max(trip/2, time.Millisecond)
+}
+
+// attempt makes one attempt. The argument start is when it begins, and slept is how long the
+// machine has slept at that time. If the outcome is unknown, reaper.acquire has the token released.
+// With Reach Process it is always known. If the argument last is true, no attempt follows.
+func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, last bool) (*hold, error) {
+	c, ln, sent := w.c, w.line, start-clock.Instant(slept)
+	cl := w.r.claim(&c.opts, newToken())
+	cl.WillRetry = !last
+
+	// The call may take a third of Timeout, but not past the end of the wait: a call over a
+	// connection that a firewall has forgotten gets no answer, and Lock retries for Timeout. During
+	// an outage, subtract how long the outage has lasted. The bound is never below c.answerTime.
+	bound := c.opts.Timeout / triesPerTimeout
+	if w.once && w.tries > 1 {
+		// A TryLock repeats its attempt only once. Count from its own start, because the outage of
+		// the line may have ended meanwhile, for another caller.
+		bound = c.opts.Timeout - time.Duration(sent-w.began)
+	}
+	bound = min(bound, time.Duration(w.end-start))
+	c.mu.Lock()
+	ln.Asked(sent)
+	if ln.InOutage() {
+		bound = min(bound, c.opts.Timeout-ln.Outage(w.began))
+	}
+	if c.queue.Polls && w.stood {
+		cl.Waited = ln.Waited(start, w.start)
+		cl.Contended = c.queue.Contended(w.r.key, start)
+	}
+	c.mu.Unlock()
+
+	g, err := c.reaper.acquire(ctx, cl, max(bound, c.answerTime()))
+
+	// Read the clock, because the machine may have slept during the call.
+	now, sleptNow := c.clock.Read()
+	if err == nil || backend.Definite(err) {
+		c.noteTrip(time.Duration(now - clock.Instant(sleptNow) - sent))
+	}
+	if err != nil {
+		var held *backend.HeldError
+		if c.store.driver.Wakes() && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
+			left := cl // a pointer to cl itself would allocate cl for every attempt
+			w.intent = &left
+		}
+		return nil, err
+	}
+	return newHold(&c.renewer, cl, g, start, now, slept)
+}
+
+// triesPerTimeout is how many attempts without an answer fit into Options.Timeout.
+const triesPerTimeout = 3
+
 // waitInStore calls the driver's Wait for as long as this caller may wait. If the outcome is
 // unknown, the reaper releases the token.
 func (w *wait) waitInStore(ctx context.Context, start clock.Instant, slept int64) (*hold, error) {
@@ -148,7 +516,7 @@ func (w *wait) waitInStore(ctx context.Context, start clock.Instant, slept int64
 		defer stop()
 	}
 
-	cl := w.claim()
+	cl := w.r.claim(&c.opts, newToken())
 	f, late := c.reaper.guard(cl, c.store.driver.Wait)
 	g, err := calls.Run(&c.store.caller, ctx, 0, nil, nil, f, late)
 	switch {
@@ -245,7 +613,8 @@ func (w *wait) note(err error, sent clock.Instant, last bool) (outage time.Durat
 //   - the Since of a [backend.UnavailableError], if err has one;
 //   - the value began, if err is only the context's error, because Wait had no answer since then;
 //   - otherwise the present time.
-func (c *core) outageOf(err error, began clock.Instant) clock.Instant {
+func (w *wait) outageOf(err error, began clock.Instant) clock.Instant {
+	c := w.c
 	now := c.clock.Awake()
 	var dated *backend.UnavailableError
 	switch {

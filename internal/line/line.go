@@ -134,6 +134,16 @@ func (ln *Line) Held() bool { return ln.hold != nil }
 // Crowded reports whether the line has more than one caller.
 func (ln *Line) Crowded() bool { return ln.callers > 1 }
 
+// mayAsk reports whether a caller that has just come asks the store. The first caller does. If the
+// driver is Ordered, the others ask as well, except a TryLock, because another caller has the key
+// or waits for it. But during an outage, a TryLock behind another caller asks too.
+func (ln *Line) mayAsk(once bool) bool {
+	if !ln.q.Ordered {
+		return !ln.hasHead
+	}
+	return !once || ln.callers == 1 || ln.InOutage()
+}
+
 // leave takes a caller out of the count. When the last caller leaves, the line ends.
 func (ln *Line) leave() {
 	q := ln.q

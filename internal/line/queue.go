@@ -84,16 +84,6 @@ func (q *Queue) Join(t *Turn, once bool) (*Line, Ticket) {
 	return ln, Ticket{Do: MustWait}
 }
 
-// mayAsk reports whether a caller that has just come asks the store. The first caller does. If the
-// driver is Ordered, the others ask as well, except a TryLock, because another caller has the key
-// or waits for it. But during an outage, a TryLock behind another caller asks too.
-func (ln *Line) mayAsk(once bool) bool {
-	if !ln.q.Ordered {
-		return !ln.hasHead
-	}
-	return !once || ln.callers == 1 || ln.InOutage()
-}
-
 // open returns a new line of key, which other callers may join.
 func (q *Queue) open(key string) *Line {
 	ln := &Line{q: q, key: key}

@@ -1,0 +1,247 @@
+package hasp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// Leases are the leases that LockAll returned, at least one. The zero value has no lease.
+type Leases struct {
+	leases []*Lease
+	joint  *leaseContext // ends when any of the leases ends; nil for the zero value, and within Do and Lead
+}
+
+// All returns the leases in the order of their keys.
+func (ls *Leases) All() []*Lease { return slices.Clone(ls.leases) }
+
+// Context returns a context that ends when any of the leases ends.
+func (ls *Leases) Context() context.Context {
+	if ls.joint == nil {
+		return context.Background()
+	}
+	return ls.joint
+}
+
+// Err returns the first error of [Lease.Err] among the leases.
+func (ls *Leases) Err() error {
+	for _, l := range ls.leases {
+		if err := l.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Unlock unlocks all leases at the same time, and joins their errors. During an outage it takes at
+// most twice Options.Timeout, however many leases there are.
+func (ls *Leases) Unlock(ctx context.Context) error {
+	return errors.Join(ls.unlock(ctx)...)
+}
+
+// unlock does what Unlock does. The error with index i is that of the lease ls.leases[i].
+func (ls *Leases) unlock(ctx context.Context) []error {
+	errs := make([]error, len(ls.leases))
+	atOnce(len(errs), func(i int) bool {
+		errs[i] = ls.leases[i].Unlock(ctx)
+		return errs[i] == nil || errors.Is(errs[i], ErrLost) || errors.Is(errs[i], ErrReleased)
+	})
+	return errs
+}
+
+// do runs fn, renews all leases of ls until fn returns, and unlocks them. It returns the errors of
+// fn and of Unlock. If the context of a lease has ended already, do does not run fn, and returns
+// that end as the error of fn.
+func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
+	for _, l := range ls.leases {
+		l.renewUntilUnlock()
+	}
+
+	// Defer the unlock, so that the keys are unlocked even if fn panics.
+	defer func() {
+		errs := ls.unlock(ctx)
+		for i, err := range errs {
+			if errors.Is(err, ErrReleased) {
+				errs[i] = nil // fn has unlocked the lease itself
+			}
+		}
+		if uerr = errs[0]; len(errs) > 1 {
+			uerr = errors.Join(errs...)
+		}
+	}()
+
+	// The context may have ended at the moment of the grant, and a wrapper or another key may have
+	// taken long.
+	for _, l := range ls.leases {
+		if x := l.context(); x.Err() != nil {
+			return newError(l.op, l.key, cmp.Or(l.Err(), withContextEnd(x, nil))), nil
+		}
+	}
+	return fn(), nil
+}
+
+// lock locks the given keys, which are sorted. After an error, the caller must call undo.
+func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Option) error {
+	// Of the options, only WithMaxWait concerns all keys together.
+	var r request
+	r.apply(opts)
+
+	began := time.Now()
+	if c, direct := l.(*Client); direct {
+		// Try all keys together only if there is time to wait after a refusal. Otherwise two such
+		// calls might each have a key that the other one needs, and both would fail.
+		free := c.unused(keys)
+		if len(free) > 1 && c.traits.Reach != backend.Process && (!r.bounded || r.maxWait >= c.answerTime()) {
+			if err := ls.tryAtOnce(ctx, c, free, opts); err != nil {
+				return err
+			}
+		}
+	}
+	for _, lease := range ls.leases {
+		ls.watch(lease)
+	}
+
+	for _, key := range keys[len(ls.leases):] {
+		o := opts
+		if r.bounded {
+			o = append(slices.Clip(opts), WithMaxWait(max(r.maxWait-time.Since(began), 0)))
+		}
+
+		wait := ls.waiting(ctx)
+		lease, err := l.Lock(wait, key, o...)
+		if err != nil && ctx.Err() == nil && wait.Err() != nil {
+			err = newError("lock", key, context.Cause(wait)) // a lease was lost, so report neither ErrHeld nor an end of ctx
+		}
+		if err != nil {
+			return err
+		}
+		ls.leases = append(ls.leases, lease)
+		ls.watch(lease)
+	}
+	return nil
+}
+
+// watch lets the end of l, which is the last lease of ls, end the joint context. If l has ended
+// already, the next call of Err or Done of the joint context notices that. Call watch only when l is
+// in ls, because a method of the caller's context may panic here.
+func (ls *Leases) watch(l *Lease) {
+	ls.joint.lease = l
+	l.context().joint.Store(ls.joint)
+}
+
+// waiting returns the context with which LockAll takes its next key. It ends with ctx, and with the
+// leases that LockAll already has. But the contexts of the leases that are taken with it are
+// children of ctx, even if a wrapper passes on a context derived from it. Otherwise an Unlock of
+// one lease would end the contexts of others.
+func (ls *Leases) waiting(ctx context.Context) *leaseContext {
+	joint := ls.joint
+	wait := &leaseContext{Context: joint.Context, cancelOnly: joint.cancelOnly, parent: ctx}
+	wait.deadline, wait.bounded = joint.deadline, joint.bounded
+	if n := len(ls.leases); n > 0 {
+		wait.lease = ls.leases[n-1]
+		wait.held = wait.lease
+	} else if x := leaseContextOf(ctx); x != nil {
+		wait.lease, wait.held = x.lease, x.held
+	}
+	return wait
+}
+
+// undo unlocks the leases of a LockAll that fails, and ends the joint context.
+func (ls *Leases) undo(ctx context.Context) error {
+	defer ls.joint.cancel(nil) // if there is no lease, Unlock does not end the joint context
+	return ls.Unlock(ctx)
+}
+
+// tryAtOnce makes one attempt at each key of keys, all at the same time. It keeps the leases before
+// the first key that it did not get, and unlocks the others. If the attempt at that first key got
+// no answer for Timeout, tryAtOnce returns the error, because Lock would wait for another Timeout.
+func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts []Option) (hung error) {
+	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // each has one entry more than keys; that entry stays nil
+	var refused atomic.Bool
+
+	// Defer this, because Observe may panic in an attempt.
+	defer func() {
+		n := slices.Index(got, nil)
+		ls.leases = got[:n:n]
+		for i := range n - 1 {
+			got[i+1].around = got[i] // so that re-entry finds all leases
+		}
+		rest := Leases{leases: slices.DeleteFunc(got[n:], func(l *Lease) bool { return l == nil })}
+		_ = rest.Unlock(ctx) // if the Unlock fails, the Client repeats it
+		hung = errs[n]
+	}()
+
+	wait := ls.waiting(ctx)
+	atOnce(len(keys), func(i int) bool {
+		if refused.Load() {
+			return true // a key was refused, so a further lease would probably be unlocked again
+		}
+		began := time.Now()
+		l, err := c.TryLock(wait, keys[i], opts...)
+		if got[i] = l; err != nil {
+			refused.Store(true)
+			if errors.Is(err, ErrUnavailable) && time.Since(began) >= c.opts.Timeout {
+				errs[i] = err
+			}
+		}
+		return true
+	})
+	return nil
+}
+
+// maxAtOnce bounds the calls that atOnce has in flight, because some stores have few connections.
+const maxAtOnce = 64
+
+// atOnce calls f with the numbers 0 to n-1. Each call has a goroutine of its own, and up to
+// maxAtOnce run at the same time. When f has returned false, because the store did not answer, this
+// bound is dropped. Otherwise each group of maxAtOnce calls might take a whole Options.Timeout. If
+// f panics or ends its goroutine, atOnce does the same when all calls have ended.
+func atOnce(n int, f func(i int) (answered bool)) {
+	if n == 1 {
+		f(0)
+		return
+	}
+
+	var wg sync.WaitGroup
+	var outage atomic.Bool
+	var panicked atomic.Pointer[any] // points to the value of the panic, or to nil after runtime.Goexit
+	flying := make(chan struct{}, maxAtOnce)
+	for i := range n {
+		if !outage.Load() {
+			flying <- struct{}{}
+		}
+		wg.Go(func() {
+			returned := false
+			defer func() {
+				if !returned {
+					v := recover()
+					panicked.Store(&v)
+				}
+				select {
+				case <-flying:
+				default: // this call put nothing into flying, because an outage was known when it began
+				}
+			}()
+			if !f(i) {
+				outage.Store(true)
+			}
+			returned = true
+		})
+	}
+	wg.Wait()
+
+	switch v := panicked.Load(); {
+	case v == nil:
+	case *v == nil:
+		runtime.Goexit()
+	default:
+		panic(*v)
+	}
+}
