@@ -9,13 +9,17 @@ import (
 // leaseContext is the context of one or several leases. It is a child of Lock's context that also
 // ends with the lease, at the lease's deadline at the latest.
 type leaseContext struct {
-	context.Context                          // made by package context, so that children attach to it without a goroutine
-	lease           *Lease                   // the innermost lease, for re-entry; nil if there is none
-	held            interface{ Err() error } // the Lease or the Leases with which the context ends; nil if there is none
-	cancelOnly      context.CancelCauseFunc  // ends Context alone; see cancel
-	parent          context.Context          // LockAll's context, if LockAll waits with this context; else nil
+	// Context is made by package context, so that children attach to it without a goroutine.
+	context.Context
 
-	joint atomic.Pointer[leaseContext] // the context of the Leases that the lease belongs to, or nil
+	lease *Lease // the innermost lease, for re-entry; nil if there is none
+	held  holder // the Lease or the Leases with which the context ends; nil if there is none
+
+	cancelOnly context.CancelCauseFunc // ends Context alone; see cancel
+	parent     context.Context         // LockAll's context, if LockAll waits with this; or nil
+
+	// joint is the context of the Leases that the lease belongs to, or nil.
+	joint atomic.Pointer[leaseContext]
 
 	// The deadline of Lock's context is read only once. Otherwise each call of Deadline would climb
 	// the whole chain of the contexts of nested leases.
@@ -23,7 +27,10 @@ type leaseContext struct {
 	bounded  bool
 }
 
-func newLeaseContext(parent context.Context, l *Lease, held interface{ Err() error }) *leaseContext {
+// holder is a Lease or Leases. Err returns nil while it is held.
+type holder interface{ Err() error }
+
+func newLeaseContext(parent context.Context, l *Lease, held holder) *leaseContext {
 	x := &leaseContext{lease: l, held: held}
 	x.Context, x.cancelOnly = context.WithCancelCause(parent)
 	x.deadline, x.bounded = parent.Deadline()

@@ -16,7 +16,7 @@ type core struct {
 	opts   Options
 	traits backend.Traits
 	clock  *clock.Clock
-	trip   atomic.Int64 // moving average of how long one call to the store takes, as a time.Duration
+	trip   atomic.Int64 // moving average of the time of a call to the store, as a time.Duration
 
 	closing context.Context // ends with ErrClosed when Close begins
 	close   context.CancelCauseFunc
@@ -26,9 +26,13 @@ type core struct {
 	// so. One mutex guards everything, because an Unlock or a loss changes most parts at once. It
 	// is not held across I/O. A function whose name ends in Locked is called with mu held, and does
 	// not unlock mu.
-	mu      sync.Mutex
-	calls   int        // number of this Client's goroutines, plus its calls in flight except Lock and TryLock
-	stopped bool       // Close has stopped waiting and closes the driver, so no goroutine may start
+	mu sync.Mutex
+
+	// calls is the number of this Client's goroutines, plus its calls in flight except Lock and
+	// TryLock.
+	calls int
+
+	stopped bool       // Close has stopped waiting and closes the driver; no goroutine may start
 	changed *sync.Cond // signals each change that Close or an Unlock may wait for
 	lookers lookers    // the callers that look for a slot
 }
@@ -90,8 +94,11 @@ func (c *core) noteTrip(d time.Duration) {
 	if d > c.opts.Timeout {
 		return
 	}
-	trip, old := int64(d), c.trip.Load()
-	if old > 0 && old <= 2*trip { // replace a mean above 2*trip, because the first call also dials, and is slow
+
+	trip := int64(d)
+	old := c.trip.Load()
+	// Replace a mean above 2*trip, because the first call also dials, and is slow.
+	if old > 0 && old <= 2*trip {
 		trip = old + (trip-old)/8
 	}
 	c.trip.Store(trip)

@@ -24,14 +24,14 @@ import (
 type Handle struct {
 	Key     string        `json:"key"`               // as it was given to Lock
 	Token   string        `json:"token"`             // the proof of ownership
-	Owner   string        `json:"owner,omitempty"`   // Options.Owner of the Client that took the key
-	TTL     time.Duration `json:"ttl_ns"`            // the term of the lease, which Resume asks for
+	Owner   string        `json:"owner,omitempty"`   // who took the key: Options.Owner
+	TTL     time.Duration `json:"ttl_ns"`            // the lease's term, which Resume asks for
 	Fence   uint64        `json:"fence,omitempty"`   // 0 without WithFence
 	Shared  bool          `json:"shared,omitempty"`  // WithShared
-	Slot    int           `json:"slot,omitempty"`    // the number of the slot, from 1; 0 without WithSlots
+	Slot    int           `json:"slot,omitempty"`    // number of the slot, from 1; or 0
 	MinHold time.Time     `json:"min_hold,omitzero"` // when WithMinHold ends
 	MaxHold time.Time     `json:"max_hold,omitzero"` // when WithMaxHold ends
-	Until   time.Time     `json:"until"`             // about when the key becomes free if there is no Resume
+	Until   time.Time     `json:"until"`             // about when the key is free without Resume
 }
 
 // Format prints the handle without its token, as LogValue does for package slog.
@@ -130,7 +130,8 @@ func (c *Client) renewHandle(ctx context.Context, cl backend.Claim, fence uint64
 	*hold, clock.Instant, error) {
 	start, slept := c.clock.Read()
 	renew := func(ctx context.Context) (g backend.Grant, err error) {
-		// This error remains if Renew returns without a call of done. Such a call cannot come later.
+		// This error remains if Renew returns without a call of done. Such a call cannot come
+		// later.
 		err = calls.NoAnswer(c.opts.Timeout)
 		done := func(_ int, got backend.Grant, e error) {
 			g = got

@@ -18,13 +18,14 @@ import (
 // key while fn cleans up. If fn ignores the end of its context, the key stays locked; WithMaxHold
 // bounds that time.
 //
-// If Lock fails, Do returns its error and does not call fn. The same applies if ctx ends or the lock
-// is lost before fn begins. Otherwise Do returns the error of fn, joined with the error of Unlock.
-// If the lock was lost while fn ran, the error matches ErrLost, even if fn returned nil, and its
-// text begins with the loss. fn may unlock the lease itself; that is no error. If fn panics or calls
-// runtime.Goexit, Do unlocks the key, and the panic goes on. If an argument is nil, Do returns
-// ErrInvalid.
-func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
+// If Lock fails, Do returns its error and does not call fn. The same applies if ctx ends or the
+// lock is lost before fn begins. Otherwise Do returns the error of fn, joined with the error of
+// Unlock. If the lock was lost while fn ran, the error matches ErrLost, even if fn returned nil,
+// and its text begins with the loss. fn may unlock the lease itself; that is no error. If fn panics
+// or calls runtime.Goexit, Do unlocks the key, and the panic goes on. If an argument is nil, Do
+// returns ErrInvalid.
+func Do(ctx context.Context, l Locker, key string,
+	fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
 	if err := misuse(ctx, l, fn == nil); err != nil {
 		return &Error{"do", key, err}
 	}
@@ -39,7 +40,8 @@ func Do(ctx context.Context, l Locker, key string, fn func(ctx context.Context, 
 // DoAll is [Do] for several keys, which it locks as [LockAll] does. With WithMaxWait(0), DoAll does
 // not wait: it locks all keys or returns ErrHeld. The context that fn receives ends when any of the
 // leases is lost. The other leases are renewed until fn returns.
-func DoAll(ctx context.Context, l Locker, keys []string, fn func(ctx context.Context, leases *Leases) error, opts ...Option) error {
+func DoAll(ctx context.Context, l Locker, keys []string,
+	fn func(ctx context.Context, leases *Leases) error, opts ...Option) error {
 	if err := misuse(ctx, l, fn == nil); err != nil {
 		return fmt.Errorf("hasp: do all: %w", err)
 	}
@@ -102,9 +104,12 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 
 // Bounds of the pauses after which Lead competes again.
 const (
-	lossPause    = 100 * time.Millisecond // the longest pause after a loss
-	outagePause  = 100 * time.Millisecond // the longest pause after the first outage in a row; each further one doubles it
-	longestPause = time.Second            // the longest of all pauses
+	lossPause = 100 * time.Millisecond // the longest pause after a loss
+
+	// The longest pause after the first outage in a row; each further one doubles it.
+	outagePause = 100 * time.Millisecond
+
+	longestPause = time.Second // the longest of all pauses
 )
 
 // Lead elects a leader: it runs fn while it holds key, and competes again whenever the lease was
@@ -126,14 +131,16 @@ const (
 // while fn cleans up. If fn panics, the key is unlocked. If the lease is lost while fn cleans up
 // after the end of ctx, the error matches ErrLost. If fn ignores its context after a loss, it runs
 // at the same time as the next leader, and only a fence stops its writes.
-func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
+func Lead(ctx context.Context, l Locker, key string,
+	fn func(ctx context.Context, lease *Lease) error, opts ...Option) error {
 	var r request
 	r.apply(opts)
 	err := misuse(ctx, l, fn == nil)
 	switch {
 	case err != nil:
 	case r.bounded:
-		err = fmt.Errorf("%w: WithMaxWait: Lead waits until its context ends; bound that instead", ErrInvalid)
+		err = fmt.Errorf("%w: WithMaxWait: Lead waits until its context ends; "+
+			"bound that instead", ErrInvalid)
 	case r.shared, r.slots > 0:
 		err = fmt.Errorf("%w: WithShared or WithSlots: several would lead at once", ErrInvalid)
 	}
@@ -141,7 +148,10 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		return &Error{"lead", key, err}
 	}
 
-	opts = append(slices.Clip(opts), func(r *request) { r.op, r.linger = "lead", false })
+	opts = append(slices.Clip(opts), func(r *request) {
+		r.op = "lead"
+		r.linger = false
+	})
 	refused := 0 // failed calls of Lock in a row
 	for {
 		lease, err := l.Lock(ctx, key, opts...)
@@ -160,7 +170,9 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 		if !errors.Is(uerr, ErrLost) || ctx.Err() != nil {
 			return joined(ferr, uerr)
 		}
-		rest(ctx, nil, rand.N(lossPause)) // at random, because other processes may have lost their leases at the same moment
+
+		// At random, because other processes may have lost their leases at the same moment.
+		rest(ctx, nil, rand.N(lossPause))
 	}
 }
 
@@ -169,11 +181,17 @@ func Lead(ctx context.Context, l Locker, key string, fn func(ctx context.Context
 func leadOver(ctx context.Context, key string, err error) (bool, error) {
 	if end := ctx.Err(); end != nil {
 		if !errors.Is(err, end) {
-			err = &Error{"lead", key, withContextEnd(ctx, err)} // Lock failed because of an outage, and then ctx ended
+			// Lock failed because of an outage, and then ctx ended.
+			err = &Error{"lead", key, withContextEnd(ctx, err)}
 		}
 		return true, err
 	}
-	return errors.Is(err, ErrInvalid) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, ErrClosed), err
+	for _, end := range []error{ErrInvalid, ErrClosed, errors.ErrUnsupported} {
+		if errors.Is(err, end) {
+			return true, err
+		}
+	}
+	return false, err
 }
 
 // misuse returns an error if an argument of Do, DoAll, LockAll or Lead is nil.

@@ -48,11 +48,13 @@ var (
 	ErrUnavailable = backend.ErrUnavailable
 )
 
-var errNilContext = fmt.Errorf("%w: ctx is nil; pass context.Background() if you have no other", ErrInvalid)
+var errNilContext = fmt.Errorf("%w: ctx is nil; "+
+	"pass context.Background() if you have no other", ErrInvalid)
 
 // errNoReturn is the outcome of a call that panicked or ended its goroutine. It is unknown whether
 // the store has carried the call out.
-var errNoReturn = errors.New("the call did not return, because code that it ran panicked or ended the goroutine")
+var errNoReturn = errors.New("the call did not return, " +
+	"because code that it ran panicked or ended the goroutine")
 
 // HeldError is ErrHeld with the holder and the rest of its term, if they are known.
 type HeldError = backend.HeldError
@@ -60,20 +62,35 @@ type HeldError = backend.HeldError
 // LostError is ErrLost with the reason of the loss.
 type LostError struct {
 	Reason string // one of the constants below
-	Err    error  // nil, or details: why the last renewal failed, or why Resume may have found no hold
+
+	// Err is nil, or the details: why the last renewal failed, or why Resume may have found no
+	// hold.
+	Err error
 }
 
 // Reasons of a [LostError].
 const (
-	LostRevoked    = "revoked"     // the store no longer has the hold: it was broken, or the store lost its data
-	LostUnanswered = "unanswered"  // the store answered no renewal before the term ended
-	LostStopped    = "stopped"     // the process or the machine was stopped for longer than the term
-	LostNotRenewed = "not_renewed" // the term ended, because of WithoutRenewal or because Lock's context had ended
-	LostMaxHold    = "max_hold"    // the max hold has passed; see WithMaxHold
+	// LostRevoked says that the store no longer has the hold: it was broken, or the store lost its
+	// data.
+	LostRevoked = "revoked"
+
+	// LostUnanswered says that the store answered no renewal before the term ended.
+	LostUnanswered = "unanswered"
+
+	// LostStopped says that the process or the machine was stopped for longer than the term.
+	LostStopped = "stopped"
+
+	// LostNotRenewed says that the term ended because of WithoutRenewal, or because Lock's context
+	// had ended.
+	LostNotRenewed = "not_renewed"
+
+	// LostMaxHold says that the max hold has passed; see WithMaxHold.
+	LostMaxHold = "max_hold"
 )
 
 var lossTexts = map[string]string{
-	LostRevoked:    "the store does not have it any more: it was broken, or the store lost its data",
+	LostRevoked: "the store does not have it any more: " +
+		"it was broken, or the store lost its data",
 	LostUnanswered: "no renewal was answered before its term ended",
 	LostStopped:    "the process was stopped for longer than its term",
 	LostNotRenewed: "its term ended, and it was not renewed",
@@ -96,8 +113,14 @@ func (e *LostError) Is(target error) bool { return target == ErrLost }
 
 // Error is the error of every call about a key: what was tried, on which key, and why it failed.
 type Error struct {
-	Op  string // "lock", "trylock", "resume", "extend", "detach", "unlock", "inspect", "break", "list", "do", "lead"
-	Key string // the key as the caller gave it, without Options.Prefix; for List, the prefix
+	// Op is what was tried: "lock", "trylock", "resume", "extend", "detach", "unlock", "inspect",
+	// "break", "list", "do" or "lead".
+	Op string
+
+	// Key is the key as the caller gave it, without Options.Prefix. For List it is the prefix.
+	Key string
+
+	// Err is why the call failed.
 	Err error
 }
 
@@ -155,7 +178,9 @@ func (e *waitError) Unwrap() []error { return []error{e.err, e.cause} }
 
 // withContextEnd returns err. If ctx has ended, it joins err with the error and the cause of ctx.
 func withContextEnd(ctx context.Context, err error) error {
-	end := ctx.Err() // before Cause, because Err of a lease's context reads the clock, and may end the context
+	// Read Err before Cause, because Err of a lease's context reads the clock, and may end the
+	// context.
+	end := ctx.Err()
 	cause := context.Cause(ctx)
 	if end == nil {
 		d, ok := ctx.Deadline()
@@ -182,9 +207,11 @@ func withContextEnd(ctx context.Context, err error) error {
 // isOutage reports whether err, which a call is about to return, says that the store failed or did
 // not answer.
 func isOutage(err error) bool {
-	if err == nil || backend.Definite(err) || errors.Is(err, ErrReleased) || errors.Is(err, ErrClosed) {
+	switch {
+	case err == nil, backend.Definite(err), errors.Is(err, ErrReleased), errors.Is(err, ErrClosed):
 		return false
 	}
+
 	// If a context ended the wait, the error from before the end of the context decides. An outage
 	// never matches the error of a context, because calls.Plain has wrapped it.
 	if w, ok := err.(*waitError); ok {

@@ -61,17 +61,27 @@ const (
 // Event reports one change of a lock, for metrics, traces and logs. It contains no token and no
 // secret of the store.
 type Event struct {
-	Kind    EventKind
-	ID      uint64        // identifies the call of Lock, TryLock or Resume; unique in the process
-	Op      string        // the call that has the ID: "lock", "trylock", "lead" or "resume"
-	Key     string        // as the caller gave it
-	Owner   string        // Options.Owner
-	Shared  bool          // the lease is shared; not set in EventRequested and EventRefused
-	Reentry bool          // the lease joined a hold that its caller had; to count holds, skip such events; set from EventAcquired on
-	Fence   uint64        // the lease's fence, or 0
-	Wait    time.Duration // EventAcquired, EventRefused, EventStillWaiting: how long the caller waited
-	Hold    time.Duration // EventReleased, EventDetached, EventLost, EventStillHeld: how long the lease has lasted
-	Err     error         // the reason, for the kinds that have one
+	Kind   EventKind
+	ID     uint64 // identifies the call of Lock, TryLock or Resume; unique in the process
+	Op     string // the call that has the ID: "lock", "trylock", "lead" or "resume"
+	Key    string // as the caller gave it
+	Owner  string // Options.Owner
+	Shared bool   // the lease is shared; not set in EventRequested and EventRefused
+
+	// Reentry says that the lease joined a hold that its caller had. To count holds, skip such
+	// events. It is set from EventAcquired on.
+	Reentry bool
+
+	Fence uint64 // the lease's fence, or 0
+
+	// Wait is how long the caller waited, for EventAcquired, EventRefused and EventStillWaiting.
+	Wait time.Duration
+
+	// Hold is how long the lease has lasted, for EventReleased, EventDetached, EventLost and
+	// EventStillHeld.
+	Hold time.Duration
+
+	Err error // the reason, for the kinds that have one
 
 	// Tries is the number of calls to the store before EventAcquired or EventRefused. A driver's
 	// Wait is one call. If EventAcquired has 0 Tries and no Reentry, the hold was handed over
@@ -101,7 +111,10 @@ func LogEvents(l *slog.Logger) func(context.Context, Event) {
 		}
 
 		attrs := make([]slog.Attr, 0, 7)
-		attrs = append(attrs, slog.String("key", e.Key), slog.Uint64("id", e.ID), slog.String("op", e.Op))
+		attrs = append(attrs,
+			slog.String("key", e.Key),
+			slog.Uint64("id", e.ID),
+			slog.String("op", e.Op))
 		switch e.Kind {
 		case EventAcquired, EventRefused, EventStillWaiting:
 			attrs = append(attrs, slog.Duration("wait", e.Wait))
@@ -173,7 +186,8 @@ func (o *observer) call(ctx context.Context, e Event) {
 // the number of calls to the store. If the lease has ended already, acquired also reports that.
 func (o *observer) acquired(ctx context.Context, l *Lease, waited time.Duration, tries int) {
 	e := l.event(EventAcquired, nil)
-	e.Wait, e.Tries = waited, tries
+	e.Wait = waited
+	e.Tries = tries
 	o.call(ctx, e)
 
 	// The lease may have ended while Observe ran.
@@ -253,9 +267,14 @@ const overdueTerms = 10
 // reportStillHeldLocked queues EventStillHeld, once, if l has been held for long and its caller
 // must unlock it. l is the outermost lease of its hold.
 func (o *observer) reportStillHeldLocked(l *Lease, now clock.Instant) {
-	if o.opts.Observe == nil || !l.reported || l.stillHeld || l.untilUnlock || time.Duration(now-l.since) < max(overdueTerms*l.hold.claim.TTL, time.Minute) {
+	if o.opts.Observe == nil || !l.reported {
 		return
 	}
+	overdue := max(overdueTerms*l.hold.claim.TTL, time.Minute)
+	if l.stillHeld || l.untilUnlock || time.Duration(now-l.since) < overdue {
+		return
+	}
+
 	l.stillHeld = true
 	e := l.event(EventStillHeld, nil)
 	e.Hold = time.Duration(now - l.since)

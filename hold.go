@@ -20,41 +20,69 @@ import (
 // released, when the store reports that it is lost (loseLocked), when its deadline or its max hold
 // passes (endExpiredLocked), or when the Client is closed (Close).
 type hold struct {
-	line.Hold               // what the line knows of the hold
-	renewer   *renewer      // renews the hold, and has pointers to the other parts of the Client
-	claim     backend.Claim // the claim that renewals and the release send; its TTL is guarded by mu
-	fence     uint64        // 0 unless a fence was asked for
-	asked     clock.Instant // when the call began that got the grant
+	line.Hold          // what the line knows of the hold
+	renewer   *renewer // renews the hold, and has pointers to the other parts of the Client
+
+	claim backend.Claim // what renewals and the release send; its TTL is guarded by mu
+	fence uint64        // 0 unless a fence was asked for
+	asked clock.Instant // when the call began that got the grant
 
 	// All below is guarded by mu.
+
 	line   *line.Line // the line of its key
 	leases []*Lease   // its leases that are neither lost nor unlocked, outer ones first
+	joined int32      // how many leases it has had so far
+	index  int32      // its index in the renewer's heap; -1 before its start and after its end
 
-	// The state in the store, as far as this Client can tell.
-	kept      clock.Instant // latest end of all requested terms, answered or not; the store may keep the hold until then
-	confirmed clock.Instant // start of the last call that confirmed the hold; see newHold for a Waiter's grant
-	raised    clock.Instant // when a re-entry raised the term that renewals ask for; earlier calls asked for less
-	limit     clock.Instant // the end of WithMaxHold, or Never; renewals ask for a term that ends just after it
-	keep      clock.Instant // the latest end of a min hold that counts, or 0; a release leaves the key taken until then
+	// The state in the store, as far as this Client can tell:
 
-	// The fields from due to lapsed describe the renewal of the hold.
-	due      clock.Instant // when the next renewal is due
-	planned  clock.Instant // when the field due was set
-	busy     chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
-	failure  error         // error of the last failed renewal; nil after a renewal that succeeded
-	orphaned clock.Instant // when a renewal first noticed that the contexts of all Locks have ended; 0 until then
-	index    int32         // its index in the renewer's heap; -1 before its start and after its end
-	joined   int32         // how many leases it has had so far
-	renewal  int8          // renews, paused or unrenewed
-	queued   bool          // it waits in a lane for a batch
-	unpassed bool          // Extend was called, or a Break may have broken the hold, so no later caller gets the hold
-	lapsed   bool          // its deadline or its max hold has ended the hold, so the store may still keep it
+	// kept is the latest end of all requested terms, answered or not. The store may keep the hold
+	// until then.
+	kept clock.Instant
 
-	// See "A key lingers" in linger.go.
+	// confirmed is the start of the last call that confirmed the hold; see newHold for a Waiter's
+	// grant.
+	confirmed clock.Instant
+
+	// raised is when a re-entry raised the term that renewals ask for. Earlier calls asked for
+	// less.
+	raised clock.Instant
+
+	// limit is the end of WithMaxHold, or Never. Renewals ask for a term that ends just after it.
+	limit clock.Instant
+
+	// keep is the latest end of a min hold that counts, or 0. A release leaves the key taken until
+	// then.
+	keep clock.Instant
+
+	// The renewal of the hold; Hold.Failed counts its failures:
+
+	due     clock.Instant // when the next renewal is due
+	planned clock.Instant // when the field due was set
+	busy    chan struct{} // closed when the renewal or Extend in flight ends; nil if there is none
+	failure error         // error of the last failed renewal; nil after a renewal that succeeded
+	renewal int8          // renews, paused or unrenewed
+	queued  bool          // it waits in a lane for a batch
+
+	// unpassed says that no later caller gets the hold, because Extend was called, or a Break may
+	// have broken the hold.
+	unpassed bool
+
+	// lapsed says that the deadline or the max hold has ended the hold, so the store may still keep
+	// it.
+	lapsed bool
+
+	// orphaned is when a renewal first noticed that the contexts of all Locks have ended; 0 until
+	// then.
+	orphaned clock.Instant
+
+	// See "A key lingers" in linger.go:
+
 	lingers clock.Instant // when it stops lingering; 0 if it does not linger
 	ghost   *Lease        // nil until it lingers for the first time
 
-	// The first lease and its place in leases are part of the hold, to save two allocations.
+	// The first lease and its place in leases are part of the hold, to save two allocations:
+
 	first Lease
 	place [1]*Lease
 }
@@ -62,7 +90,7 @@ type hold struct {
 // States of the renewal of a hold.
 const (
 	renews    int8 = iota
-	paused         // because the contexts of all Locks have ended, or the term has reached the max hold
+	paused         // because all Locks' contexts have ended, or the term reaches the max hold
 	unrenewed      // because of WithoutRenewal
 )
 
@@ -72,7 +100,8 @@ var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDe
 // newHold returns the hold that g grants. The argument start is the time at which the call began,
 // and slept is how long the machine had slept at that time. If the grant's term ended before the
 // answer came, newHold has the reaper release the token, and returns errLate.
-func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Instant, slept int64) (*hold, error) {
+func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Instant,
+	slept int64) (*hold, error) {
 	cl.Handle = g.Handle
 	term := cl.TTL - backend.Drift(cl.TTL)
 	until := r.grantEnds(cl, g, start, slept)
@@ -107,14 +136,21 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Ins
 			h.confirmed = now
 		}
 	}
-	h.due, h.planned = renewalTime(since, time.Duration(until-since)), now
+	h.planLocked(renewalTime(since, time.Duration(until-since)), now)
 	h.Trust(until)
 	return h, nil
 }
 
+// planLocked sets the time of the next renewal.
+func (h *hold) planLocked(due, now clock.Instant) {
+	h.due = due
+	h.planned = now
+}
+
 // startLocked makes h the hold of ln, and returns its first lease. The argument waited is how long
 // the Client waited for h. If sought is true, the first attempt did not get h.
-func (h *hold) startLocked(ctx context.Context, r *request, ln *line.Line, waited time.Duration, sought bool) *Lease {
+func (h *hold) startLocked(ctx context.Context, r *request, ln *line.Line, waited time.Duration,
+	sought bool) *Lease {
 	h.line = ln
 	if r.noRenew {
 		h.renewal = unrenewed
@@ -141,17 +177,25 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now clock.Instant
 	if l.hold != nil {
 		l = new(Lease)
 	}
-	l.hold, l.key, l.slot, l.parent, l.around = h, r.name, int32(r.slot), ctx, r.around
+	l.hold = h
+	l.key = r.name
+	l.slot = int32(r.slot)
+	l.around = r.around
+	l.parent = ctx
 	if r.parent != nil {
 		l.parent = r.parent
 	}
-	l.id, l.op, l.ttl = r.id, r.op, r.ttl
-	l.since, l.maxHold = now, clock.Never
+	l.id = r.id
+	l.op = r.op
+	l.ttl = r.ttl
+	l.since = now
+	l.maxHold = clock.Never
 	if r.maxHold > 0 {
 		l.maxHold = l.since.Add(r.maxHold)
 	}
 	if r.minHold > 0 {
-		l.keep = l.since.Add(r.minHold) // the min hold counts after the call has returned; see countMinHold
+		// The min hold counts after the call has returned; see countMinHold.
+		l.keep = l.since.Add(r.minHold)
 	}
 
 	if h.leases == nil {
@@ -265,8 +309,11 @@ func (h *hold) renewedLocked(now, start, until clock.Instant) {
 	// not move the deadline back.
 	h.Trust(max(h.Deadline(), until))
 	h.confirmed = max(h.confirmed, start)
-	h.Failed, h.failure = 0, nil
-	h.due, h.planned = max(renewalTime(start, min(h.claim.TTL, time.Duration(until-start))), now.Add(line.MinSleep)), now
+	h.Failed = 0
+	h.failure = nil
+
+	term := min(h.claim.TTL, time.Duration(until-start))
+	h.planLocked(max(renewalTime(start, term), now.Add(line.MinSleep)), now)
 	if start <= h.raised {
 		h.due = now + 1 // the call was sent before the term was raised, so ask again
 	}
@@ -275,8 +322,9 @@ func (h *hold) renewedLocked(now, start, until clock.Instant) {
 // resumeRenewalLocked resumes the renewals of h if they were paused. The caller must schedule h.
 func (h *hold) resumeRenewalLocked(now clock.Instant) {
 	if h.renewal == paused {
-		h.renewal, h.orphaned = renews, 0
-		h.due, h.planned = now, now
+		h.renewal = renews
+		h.orphaned = 0
+		h.planLocked(now, now)
 	}
 }
 
@@ -296,8 +344,10 @@ func (h *hold) callEndedLocked() {
 // reapLocked has the reaper release the token of h, which has ended. It sets the fields claim and
 // times of x; the caller may have set the others.
 func (h *hold) reapLocked(x *reap) {
-	x.claim, x.times = h.claim, reapOnce
-	h.renewer.reaper.addLocked(x, max(time.Duration(h.kept-h.renewer.clock.Now()), 0))
+	x.claim = h.claim
+	x.times = reapOnce
+	kept := max(time.Duration(h.kept-h.renewer.clock.Now()), 0)
+	h.renewer.reaper.addLocked(x, kept)
 }
 
 // revokedLocked ends h, which the store does not have any more, and returns its leases as
@@ -314,7 +364,7 @@ func (h *hold) revokedLocked() []*Lease {
 // the store now.
 func (h *hold) suspectLocked(now clock.Instant) {
 	h.unpassed = true
-	h.due, h.planned = now, now
+	h.planLocked(now, now)
 	h.renewer.scheduleLocked(h)
 }
 

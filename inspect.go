@@ -15,7 +15,8 @@ import (
 // The methods Inspect, Break and List of Client, in locker.go, call these functions.
 
 // inspect calls f with the driver, which must be an Inspector, and with the key Options.Prefix+key.
-func inspect[T any](s *store, ctx context.Context, key string, f func(backend.Inspector, context.Context, string) (T, error)) (v T, err error) {
+func inspect[T any](s *store, ctx context.Context, key string,
+	f func(backend.Inspector, context.Context, string) (T, error)) (v T, err error) {
 	in, ok := s.driver.Driver.(backend.Inspector)
 	switch {
 	case ctx == nil:
@@ -37,68 +38,76 @@ func inspect[T any](s *store, ctx context.Context, key string, f func(backend.In
 	}, nil)
 }
 
-// list yields the keys that begin with prefix.
+// list does what Client.List does.
 func list(s *store, ctx context.Context, prefix string) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		fail := func(err error) { yield(backend.Entry{}, newError("list", prefix, err)) }
-		in, ok := s.driver.Driver.(backend.Lister)
-		if ctx == nil {
-			fail(errNilContext)
-			return
+		if err := listTo(s, ctx, prefix, yield); err != nil {
+			yield(backend.Entry{}, newError("list", prefix, err))
 		}
-		if !ok {
-			fail(fmt.Errorf("%T cannot list: %w", s.driver.Driver, errors.ErrUnsupported))
-			return
-		}
-		if s.closing.Err() != nil {
-			fail(ErrClosed)
-			return
-		}
-
-		within, cancel := context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(s.closing, cancel)()
-
-		// Pull the entries, so that the driver's loop sends nothing while the caller uses an entry.
-		// If a call outlasts its context, list does not wait for that call. When the call has
-		// ended, it stops the loop.
-		next, stop := iter.Pull2(in.List(within, s.opts.Prefix+prefix, s.opts.Timeout))
-		left := false
-		defer func() {
-			if !left {
-				stop()
-			}
-		}()
-		pull := func() (listed, error) {
-			if err := s.enter(); err != nil {
-				return listed{}, err
-			}
-			defer s.leave() // also if the driver panics
-			return calls.Run(&s.caller, context.Background(), 0, within.Done(), nil, func(context.Context) (listed, error) {
-				e, err, more := next()
-				return listed{e, err, more}, nil
-			}, func(listed, error) { stop() })
-		}
-		for {
-			e, err := pull()
-			left = err == calls.ErrLeft
-			if err != nil || within.Err() != nil { // an error of the driver may be the cause of within's end
-				break
-			}
-
-			if e.err != nil {
-				fail(calls.Plain(e.err, s.opts.Timeout))
-				return
-			}
-			e.Key = strings.TrimPrefix(e.Key, s.opts.Prefix)
-			if !e.more || !yield(e.Entry, nil) {
-				return
-			}
-		}
-
-		// The caller's context or Close has ended the list.
-		fail(cmp.Or(withContextEnd(ctx, nil), ErrClosed))
 	}
+}
+
+// listTo calls yield with each entry, until yield returns false. It returns the error that ends the
+// list, or nil.
+func listTo(s *store, ctx context.Context, prefix string,
+	yield func(backend.Entry, error) bool) error {
+	in, ok := s.driver.Driver.(backend.Lister)
+	switch {
+	case ctx == nil:
+		return errNilContext
+	case !ok:
+		return fmt.Errorf("%T cannot list: %w", s.driver.Driver, errors.ErrUnsupported)
+	case s.closing.Err() != nil:
+		return ErrClosed
+	}
+
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.closing, cancel)()
+
+	// Pull the entries, so that the driver's loop sends nothing while the caller uses an entry. If
+	// a call outlasts its context, list does not wait for that call. When the call has ended, it
+	// stops the loop.
+	next, stop := iter.Pull2(in.List(within, s.opts.Prefix+prefix, s.opts.Timeout))
+	left := false
+	defer func() {
+		if !left {
+			stop()
+		}
+	}()
+	for {
+		e, err := pull(s, within, next, stop)
+		left = err == calls.ErrLeft
+		switch {
+		case err != nil, within.Err() != nil:
+			// The caller's context or Close has ended the list. An error of the driver may be the
+			// cause of within's end.
+			return cmp.Or(withContextEnd(ctx, nil), ErrClosed)
+		case e.err != nil:
+			return calls.Plain(e.err, s.opts.Timeout)
+		}
+
+		e.Key = strings.TrimPrefix(e.Key, s.opts.Prefix)
+		if !e.more || !yield(e.Entry, nil) {
+			return nil
+		}
+	}
+}
+
+// pull calls next, unless ctx ends first. If it leaves the call behind, it returns calls.ErrLeft,
+// and calls stop when the call has ended.
+func pull(s *store, ctx context.Context, next func() (backend.Entry, error, bool), stop func()) (
+	listed, error) {
+	if err := s.enter(); err != nil {
+		return listed{}, err
+	}
+	defer s.leave() // also if the driver panics
+	return calls.Run(&s.caller, context.Background(), 0, ctx.Done(), nil,
+		func(context.Context) (listed, error) {
+			e, err, more := next()
+			return listed{e, err, more}, nil
+		},
+		func(listed, error) { stop() })
 }
 
 // listed is what a driver's list yields. If the field more is false, the list has ended.

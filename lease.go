@@ -20,23 +20,25 @@ import (
 // them may unlock it.
 type Lease struct {
 	hold    *hold
-	key     string                       // the key as the caller gave it
-	ttl     time.Duration                // the term that it asks renewals for
-	id      uint64                       // ID of its events
-	op      string                       // Op of its events
-	parent  context.Context              // Lock's context
-	around  *Lease                       // the innermost lease in the context of Lock's caller, or nil
-	since   clock.Instant                // when the caller got the lease
-	maxHold clock.Instant                // deadline of WithMaxHold, or Never
-	keep    clock.Instant                // end of WithMinHold, or 0
-	loss    *LostError                   // why it was lost; set before state becomes lost
+	key     string          // the key as the caller gave it
+	ttl     time.Duration   // the term that it asks renewals for
+	id      uint64          // ID of its events
+	op      string          // Op of its events
+	parent  context.Context // Lock's context
+	around  *Lease          // the innermost lease in the context of Lock's caller, or nil
+	since   clock.Instant   // when the caller got the lease
+	maxHold clock.Instant   // deadline of WithMaxHold, or Never
+	keep    clock.Instant   // end of WithMinHold, or 0
+	loss    *LostError      // why it was lost; set before state becomes lost
+
 	ctx     atomic.Pointer[leaseContext] // created by the first call of Context
 	state   atomic.Int32                 // one of the states below; written under mu
 	slot    int32                        // number of its slot, from 1; 0 without WithSlots
 	reentry bool                         // the lease joined a hold that its caller had
 
-	// These three are guarded by mu.
-	untilUnlock bool // renewed until Unlock, also after Lock's context has ended; see renewUntilUnlock
+	// These three are guarded by mu:
+
+	untilUnlock bool // renewed also after Lock's context has ended; see renewUntilUnlock
 	reported    bool // EventAcquired was reported
 	stillHeld   bool // EventStillHeld was reported
 
@@ -45,7 +47,9 @@ type Lease struct {
 	parentDoneRead bool
 	parentDone     <-chan struct{}
 
-	unseen *Event // event of the lease's end, if the lease ended before EventAcquired was reported; guarded by mu
+	// unseen is the event of the lease's end, if the lease ended before EventAcquired was reported.
+	// It is guarded by mu.
+	unseen *Event
 }
 
 // States of a Lease. A lease begins as held. The clock or an answer of the store makes it lost, and
@@ -107,9 +111,10 @@ func (l *Lease) cause() error {
 // expire reads the clock. If l's time has passed, it ends all leases of l's hold whose time has
 // passed. The caller must not hold mu.
 func (l *Lease) expire() {
-	r, h := l.hold.renewer, l.hold
+	h := l.hold
+	r := h.renewer
 	now, _ := r.clock.Read()
-	if l.state.Load() != held || now < min(h.Deadline(), l.maxHold) {
+	if l.state.Load() != held || now < l.end() {
 		return
 	}
 
@@ -183,7 +188,8 @@ func (l *Lease) context() *leaseContext {
 // and slow methods would delay the other renewals of the batch.
 func (l *Lease) abandoned() bool {
 	if !l.parentDoneRead {
-		l.parentDoneRead, l.parentDone = true, l.parent.Done()
+		l.parentDoneRead = true
+		l.parentDone = l.parent.Done()
 	}
 	return isClosed(l.parentDone)
 }
@@ -206,7 +212,16 @@ func (l *Lease) countMinHold() {
 
 // event returns an event of l, with the fields that all events of l have.
 func (l *Lease) event(kind EventKind, err error) Event {
-	return Event{Kind: kind, ID: l.id, Op: l.op, Key: l.key, Shared: l.Shared(), Reentry: l.reentry, Fence: l.hold.fence, Err: err}
+	return Event{
+		Kind:    kind,
+		ID:      l.id,
+		Op:      l.op,
+		Key:     l.key,
+		Shared:  l.Shared(),
+		Reentry: l.reentry,
+		Fence:   l.hold.fence,
+		Err:     err,
+	}
 }
 
 // join adds a lease to the hold of outer. If that lease has just ended, join returns errNoneAround.
@@ -214,10 +229,12 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	h := outer.hold
 	c := h.renewer
 	if h.claim.Shared && !r.shared {
-		return nil, fmt.Errorf("%w: the outer lease of the key is shared, and cannot become exclusive; unlock it first", ErrInvalid)
+		return nil, fmt.Errorf("%w: the outer lease of the key is shared, "+
+			"and cannot become exclusive; unlock it first", ErrInvalid)
 	}
 	if r.fenced && !h.claim.Fenced {
-		return nil, fmt.Errorf("%w: the outer lease has no fence; pass WithFence to its Lock as well", ErrInvalid)
+		return nil, fmt.Errorf("%w: the outer lease has no fence; "+
+			"pass WithFence to its Lock as well", ErrInvalid)
 	}
 	if err := checkLongest(c.traits, r.ttl); err != nil {
 		// Refuse the term here. Otherwise the store would refuse renewals for it, and both leases
@@ -238,7 +255,7 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
 		h.raised = now
-		h.due, h.planned = now, now
+		h.planLocked(now, now)
 	}
 
 	r.slot = int(outer.slot)
@@ -262,14 +279,12 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	if ctx == nil {
 		return newError("unlock", l.key, errNilContext)
 	}
+
 	ends, err := l.unlock(ctx)
-	if ends && l.hold.renewer.opts.Observe != nil {
-		l.hold.renewer.observer.unlocked(ctx, l, err)
+	if o := l.hold.renewer.observer; ends && o.opts.Observe != nil {
+		o.unlocked(ctx, l, err)
 	}
-	if err != nil {
-		return newError("unlock", l.key, err)
-	}
-	return nil
+	return newError("unlock", l.key, err)
 }
 
 // unlock returns the error of Unlock. The result ends is true if this call has ended the lease, and
@@ -305,14 +320,16 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 // call. If the state is now releasing, or was unknown, the caller must call the store's release,
 // and Close waits for that call. If beginUnlock returns an error, Unlock must return that error.
 func (l *Lease) beginUnlock() (was int32, err error) {
-	r, h := l.hold.renewer, l.hold
+	h := l.hold
+	r := h.renewer
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for l.state.Load() == releasing {
 		r.changed.Wait() // until the other Unlock's call has ended, which Timeout bounds
 	}
 
-	switch was = l.state.Load(); {
+	was = l.state.Load()
+	switch {
 	case was == lost:
 		if h.lapsed {
 			// Release the token, because by the store's clock the hold may not have ended yet.
@@ -333,19 +350,21 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	// its context may be derived from this lease's.
 	l.state.Store(released)
 	h.dropLocked(slices.Index(h.leases, l))
-	if len(h.leases) > 0 || h.handOverLocked() || h.MayLinger && h.lingerLocked(l.key) {
+	if len(h.leases) > 0 || h.passLocked(l.key) {
 		return was, nil
 	}
+
 	r.unscheduleLocked(h) // a renewal must not follow the release
 	l.state.Store(releasing)
 	r.calls++
 	return was, nil
 }
 
-// endRelease records the outcome err of the release, which began at the time sent of Clock.Awake. It
-// returns the error of Unlock.
+// endRelease records the outcome err of the release, which began at the time sent of Clock.Awake.
+// It returns the error of Unlock.
 func (l *Lease) endRelease(sent clock.Instant, err error) error {
-	r, h := l.hold.renewer, l.hold
+	h := l.hold
+	r := h.renewer
 	now, _ := r.clock.Read()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -364,7 +383,8 @@ func (l *Lease) endRelease(sent clock.Instant, err error) error {
 		l.state.Store(unknown)
 		h.Failed = 1 // the store may hang; set this before endedLocked, which reads it
 		if !r.traits.Ordered {
-			h.line.Answered(err, sent) // the next caller in line must know how long the outage has lasted
+			// The next caller in line must know how long the outage has lasted.
+			h.line.Answered(err, sent)
 		}
 		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release
 	}
@@ -374,7 +394,8 @@ func (l *Lease) endRelease(sent clock.Instant, err error) error {
 }
 
 func (l *Lease) unlockAgain(ctx context.Context) error {
-	r, h := l.hold.renewer, l.hold
+	h := l.hold
+	r := h.renewer
 	defer r.leave() // beginUnlock has counted the call
 	err := r.release(ctx, h.claim, h.keep)
 	switch {
@@ -436,7 +457,8 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 
 // beginExtend waits for the end of a renewal in flight, and then marks the hold as busy. It returns
 // the claim to renew, and how long the call may last.
-func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Claim, time.Duration, error) {
+func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (
+	backend.Claim, time.Duration, error) {
 	for {
 		if err := cmp.Or(ctx.Err(), l.Err()); err != nil {
 			return backend.Claim{}, 0, err
@@ -454,8 +476,10 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (backend.Cla
 
 // tryExtend does the work of beginExtend if no renewal is in flight. Otherwise it only returns a
 // channel that is closed when the renewal in flight ends.
-func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
-	r, h := l.hold.renewer, l.hold
+func (l *Lease) tryExtend(ttl time.Duration) (
+	cl backend.Claim, bound time.Duration, inFlight <-chan struct{}, err error) {
+	h := l.hold
+	r := h.renewer
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if h.busy != nil {
@@ -466,8 +490,10 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 	}
 	now := r.clock.Now()
 	if now.Add(ttl) > min(h.limit, l.maxHold) {
-		return cl, 0, nil, fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
+		err = fmt.Errorf("%w: %v from now is past the lease's max hold", ErrInvalid, ttl)
+		return cl, 0, nil, err
 	}
+
 	cl = h.claim
 	cl.TTL = termFor(ttl)
 	if err := checkLongest(r.traits, cl.TTL); err != nil {
@@ -477,8 +503,11 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 
 	// Bound the call, so that an Extend without an answer leaves time for renewals.
 	term := h.termLocked()
-	bound = min(r.opts.Timeout, max(term/triesPerT, time.Duration(l.end()-now)-term/renewalsPerT))
-	h.busy, h.unpassed = make(chan struct{}), true
+	left := time.Duration(l.end() - now)
+	bound = min(r.opts.Timeout, max(term/triesPerT, left-term/renewalsPerT))
+
+	h.busy = make(chan struct{})
+	h.unpassed = true
 	h.kept = max(h.kept, now.Add(cl.TTL))
 	r.scheduleLocked(h)
 	return cl, bound, nil, nil
@@ -486,7 +515,8 @@ func (l *Lease) tryExtend(ttl time.Duration) (cl backend.Claim, bound time.Durat
 
 // callExtend makes the call of an Extend that has made the hold busy.
 func (l *Lease) callExtend(ctx context.Context, cl backend.Claim, bound time.Duration) error {
-	r, h := l.hold.renewer, l.hold
+	h := l.hold
+	r := h.renewer
 	returns := false
 	defer func() {
 		r.mu.Lock()
@@ -529,7 +559,8 @@ func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
 
 	returns := false
 	defer func() {
-		if !returns { // Observe has panicked, so the handle is lost, and no caller could free the key
+		// Observe has panicked, so the handle is lost, and no caller could free the key.
+		if !returns {
 			l.hold.renewer.reaper.add(l.hold.claim, reapOnce)
 		}
 	}()
@@ -539,7 +570,9 @@ func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
 }
 
 func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err error) {
-	r, h := l.hold.renewer, l.hold
+	h := l.hold
+	r := h.renewer
+
 	// Check first, so that a Detach that cannot succeed does not change the term.
 	r.mu.Lock()
 	err = l.detachableLocked()
@@ -557,8 +590,16 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 		r.mu.Unlock()
 		return x, err
 	}
-	x = Handle{Key: l.key, Token: h.claim.Token, Owner: h.claim.Owner, TTL: h.claim.TTL, Fence: h.fence,
-		Shared: h.claim.Shared, Slot: int(l.slot), Until: r.clock.Time(h.Deadline()).Round(0)}
+	x = Handle{
+		Key:    l.key,
+		Token:  h.claim.Token,
+		Owner:  h.claim.Owner,
+		TTL:    h.claim.TTL,
+		Fence:  h.fence,
+		Shared: h.claim.Shared,
+		Slot:   int(l.slot),
+		Until:  r.clock.Time(h.Deadline()).Round(0),
+	}
 	if h.keep != 0 {
 		x.MinHold = r.clock.Time(h.keep).Round(0)
 	}
@@ -587,7 +628,8 @@ func (l *Lease) detachableLocked() error {
 	case l.state.Load() != held:
 		return l.cause()
 	case len(l.hold.leases) > 1:
-		return fmt.Errorf("%w: another lease has re-entered the key; unlock the inner lease first", ErrInvalid)
+		return fmt.Errorf("%w: another lease has re-entered the key; "+
+			"unlock the inner lease first", ErrInvalid)
 	case !utf8.ValidString(l.key):
 		return fmt.Errorf("%w: the key is not UTF-8, so a handle cannot contain it", ErrInvalid)
 	}

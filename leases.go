@@ -16,7 +16,9 @@ import (
 // Leases are the leases that LockAll returned, at least one. The zero value has no lease.
 type Leases struct {
 	leases []*Lease
-	joint  *leaseContext // ends when any of the leases ends; nil for the zero value, and within Do and Lead
+
+	// Ends when any of the leases ends; nil for the zero value, and within Do and Lead.
+	joint *leaseContext
 }
 
 // All returns the leases in the order of their keys.
@@ -98,7 +100,8 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 		// Try all keys together only if there is time to wait after a refusal. Otherwise two such
 		// calls might each have a key that the other one needs, and both would fail.
 		free := c.unused(keys)
-		if len(free) > 1 && c.traits.Reach != backend.Process && (!r.bounded || r.maxWait >= c.answerTime()) {
+		mayWait := !r.bounded || r.maxWait >= c.answerTime()
+		if len(free) > 1 && c.traits.Reach != backend.Process && mayWait {
 			if err := ls.tryAtOnce(ctx, c, free, opts); err != nil {
 				return err
 			}
@@ -117,7 +120,8 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 		wait := ls.waiting(ctx)
 		lease, err := l.Lock(wait, key, o...)
 		if err != nil && ctx.Err() == nil && wait.Err() != nil {
-			err = newError("lock", key, context.Cause(wait)) // a lease was lost, so report neither ErrHeld nor an end of ctx
+			// A lease was lost, so report neither ErrHeld nor an end of ctx.
+			err = newError("lock", key, context.Cause(wait))
 		}
 		if err != nil {
 			return err
@@ -129,8 +133,8 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 }
 
 // watch lets the end of l, which is the last lease of ls, end the joint context. If l has ended
-// already, the next call of Err or Done of the joint context notices that. Call watch only when l is
-// in ls, because a method of the caller's context may panic here.
+// already, the next call of Err or Done of the joint context notices that. Call watch only when l
+// is in ls, because a method of the caller's context may panic here.
 func (ls *Leases) watch(l *Lease) {
 	ls.joint.lease = l
 	l.context().joint.Store(ls.joint)
@@ -143,12 +147,14 @@ func (ls *Leases) watch(l *Lease) {
 func (ls *Leases) waiting(ctx context.Context) *leaseContext {
 	joint := ls.joint
 	wait := &leaseContext{Context: joint.Context, cancelOnly: joint.cancelOnly, parent: ctx}
-	wait.deadline, wait.bounded = joint.deadline, joint.bounded
+	wait.deadline = joint.deadline
+	wait.bounded = joint.bounded
 	if n := len(ls.leases); n > 0 {
 		wait.lease = ls.leases[n-1]
 		wait.held = wait.lease
 	} else if x := leaseContextOf(ctx); x != nil {
-		wait.lease, wait.held = x.lease, x.held
+		wait.lease = x.lease
+		wait.held = x.held
 	}
 	return wait
 }
@@ -162,8 +168,11 @@ func (ls *Leases) undo(ctx context.Context) error {
 // tryAtOnce makes one attempt at each key of keys, all at the same time. It keeps the leases before
 // the first key that it did not get, and unlocks the others. If the attempt at that first key got
 // no answer for Timeout, tryAtOnce returns the error, because Lock would wait for another Timeout.
-func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts []Option) (hung error) {
-	got, errs := make([]*Lease, len(keys)+1), make([]error, len(keys)+1) // each has one entry more than keys; that entry stays nil
+func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts []Option) (
+	hung error) {
+	// Each of these has one entry more than keys. That entry stays nil.
+	got := make([]*Lease, len(keys)+1)
+	errs := make([]error, len(keys)+1)
 	var refused atomic.Bool
 
 	// Defer this, because Observe may panic in an attempt.
@@ -211,7 +220,8 @@ func atOnce(n int, f func(i int) (answered bool)) {
 
 	var wg sync.WaitGroup
 	var outage atomic.Bool
-	var panicked atomic.Pointer[any] // points to the value of the panic, or to nil after runtime.Goexit
+	// Points to the value of the panic, or to nil after runtime.Goexit.
+	var panicked atomic.Pointer[any]
 	flying := make(chan struct{}, maxAtOnce)
 	for i := range n {
 		if !outage.Load() {
@@ -226,7 +236,8 @@ func atOnce(n int, f func(i int) (answered bool)) {
 				}
 				select {
 				case <-flying:
-				default: // this call put nothing into flying, because an outage was known when it began
+				default:
+					// This call put nothing into flying, because an outage was known when it began.
 				}
 			}()
 			if !f(i) {

@@ -8,6 +8,13 @@ import (
 	"github.com/hasplock/hasp/internal/line"
 )
 
+// passLocked keeps h, whose last lease was unlocked, for the next caller of this Client: a caller
+// in line gets it, or the key lingers. It returns false if h must be released. The argument key is
+// the key as the caller of that lease gave it.
+func (h *hold) passLocked(key string) bool {
+	return h.handOverLocked() || h.MayLinger && h.lingerLocked(key)
+}
+
 // handOverLocked gives h, whose last lease was unlocked, to the next caller in line. If that caller
 // cannot use h, if other Clients should get a turn, or if h has left the line, handOverLocked
 // returns false, and h must be released. A hand-over needs no call to the store, because the store
@@ -33,7 +40,7 @@ func (h *hold) suitsLocked(r *request, now clock.Instant) bool {
 	switch {
 	case !h.passableLocked():
 		return false
-	case r.ttl != h.claim.TTL || r.noRenew || r.fenced || r.shared || r.maxHold > 0:
+	case r.ttl != h.claim.TTL || r.wantsOwnHold():
 		return false
 	case h.renewer.closing.Err() != nil:
 		return false
@@ -42,10 +49,14 @@ func (h *hold) suitsLocked(r *request, now clock.Instant) bool {
 	return fresh && now < h.Deadline()
 }
 
-// passableLocked reports whether a later caller may get h: h is renewed, was not extended or broken,
-// and no caller has asked for a fence, a max hold or a min hold.
+// passableLocked reports whether a later caller may get h: h is renewed, was not extended or
+// broken, and no caller has asked for a fence, a max hold or a min hold.
 func (h *hold) passableLocked() bool {
-	return !h.unpassed && h.renewal == renews && !h.claim.Fenced && h.limit == clock.Never && h.keep == 0
+	bounded := h.limit != clock.Never || h.keep != 0
+	if h.unpassed || h.claim.Fenced || bounded {
+		return false
+	}
+	return h.renewal == renews
 }
 
 // A key lingers if its last lease had WithLinger and was unlocked, and the Client keeps the hold
@@ -61,18 +72,30 @@ func (h *hold) passableLocked() bool {
 // lingerLocked lets the ghost keep the hold, whose last lease was unlocked. It returns false if the
 // key must be released.
 func (h *hold) lingerLocked(key string) bool {
-	c, end := h.renewer, h.Granted.Add(line.Fresh)
-	if !h.line.Holds(&h.Hold) || h.line.Crowded() || c.closing.Err() != nil || !h.passableLocked() || c.clock.Now() >= end {
+	r := h.renewer
+	alone := h.line.Holds(&h.Hold) && !h.line.Crowded()
+	if !alone || r.closing.Err() != nil || !h.passableLocked() {
 		return false
 	}
+	end := h.Granted.Add(line.Fresh)
+	if r.clock.Now() >= end {
+		return false
+	}
+
 	if h.ghost == nil {
-		h.ghost = &Lease{hold: h, key: key, parent: context.Background(), since: h.Granted, maxHold: clock.Never}
+		h.ghost = &Lease{
+			hold:    h,
+			key:     key,
+			parent:  context.Background(),
+			since:   h.Granted,
+			maxHold: clock.Never,
+		}
 	}
 	h.lingers = end
 	h.Lingered = true
 	h.leases = append(h.leases, h.ghost)
 	h.joined++
-	c.scheduleLocked(h)
+	r.scheduleLocked(h)
 	return true
 }
 
@@ -92,7 +115,8 @@ func (h *hold) reuseLocked(ctx context.Context, r *request) *Lease {
 // few goroutines for many keys. After the release, the reaper closes freed, unless freed is nil.
 func (h *hold) endLingerLocked(freed chan struct{}) {
 	h.ghost.state.Store(released)
-	h.lingers, h.leases = 0, nil
+	h.lingers = 0
+	h.leases = nil
 	h.renewer.unscheduleLocked(h)
 	h.endedLocked()
 	h.reapLocked(&reap{freed: freed})

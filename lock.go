@@ -33,10 +33,10 @@ func (c *Client) Lock(ctx context.Context, key string, opts ...Option) (*Lease, 
 	return c.lock(ctx, "lock", key, opts)
 }
 
-// TryLock makes one attempt, bounded by ctx and Options.Timeout. If the store does not answer within
-// a third of Timeout, TryLock repeats the attempt once. It returns ErrHeld if the key is held. If
-// another caller of this Client holds the key or waits for it, TryLock usually returns without a
-// call to the store. It ignores WithMaxWait.
+// TryLock makes one attempt, bounded by ctx and Options.Timeout. If the store does not answer
+// within a third of Timeout, TryLock repeats the attempt once. It returns ErrHeld if the key is
+// held. If another caller of this Client holds the key or waits for it, TryLock usually returns
+// without a call to the store. It ignores WithMaxWait.
 func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Lease, error) {
 	return c.lock(ctx, "trylock", key, opts)
 }
@@ -53,7 +53,7 @@ func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Leas
 
 	w.c = c
 	w.once = op == "trylock" // before the options, because Lead's option sets op
-	w.r.op, w.r.name, w.r.key, w.r.ttl = op, key, key, c.opts.TTL
+	w.r = request{op: op, name: key, key: key, ttl: c.opts.TTL}
 	w.r.apply(opts)
 	return w.observed(ctx, w.acquire)
 }
@@ -161,6 +161,14 @@ func newToken() string {
 	rand.Read(b[:])
 	base64.RawURLEncoding.Encode(text[:], b[:])
 	return string(text[:])
+}
+
+// wantsOwnHold reports whether the call cannot use a hold that another caller of the Client had.
+func (r *request) wantsOwnHold() bool {
+	if r.fenced || r.shared {
+		return true
+	}
+	return r.noRenew || r.maxHold > 0
 }
 
 // claim returns the claim of a call to the store for the given token.

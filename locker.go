@@ -118,7 +118,13 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 		RoundTrip: c.roundTrip,
 		Changed:   c.changed.Broadcast,
 	}
-	c.renewer = renewer{store: &c.store, reaper: &c.reaper, observer: &c.observer, wake: make(chan struct{}, 1), resumed: map[string]clock.Instant{}}
+	c.renewer = renewer{
+		store:    &c.store,
+		reaper:   &c.reaper,
+		observer: &c.observer,
+		wake:     make(chan struct{}, 1),
+		resumed:  resumed{},
+	}
 	return c, nil
 }
 
@@ -171,9 +177,10 @@ func (c *Client) Break(ctx context.Context, key string) error {
 	began := c.clock.Now()
 	err := errNoReturn
 	defer func() { c.broke(key, began, err) }() // also if the driver panics
-	_, err = inspect(&c.store, ctx, key, func(in backend.Inspector, ctx context.Context, key string) (struct{}, error) {
+	breaks := func(in backend.Inspector, ctx context.Context, key string) (struct{}, error) {
 		return struct{}{}, in.Break(ctx, key)
-	})
+	}
+	_, err = inspect(&c.store, ctx, key, breaks)
 	return newError("break", key, err)
 }
 
@@ -261,7 +268,8 @@ func (c *Client) Close() error {
 	poke(c.renewer.wake)
 	poke(c.reaper.wake)
 	c.settle(end, func() bool {
-		c.stopped = c.calls == 0 && c.queue.Callers == c.queue.Open // no call is in flight, and all callers that are left have holds
+		// No call is in flight, and all callers that are left have holds.
+		c.stopped = c.calls == 0 && c.queue.Callers == c.queue.Open
 		return c.stopped
 	})
 	c.mu.Lock()
@@ -294,7 +302,8 @@ func notUnlocked(leases []*Lease) error {
 	case n > most:
 		keys = append(keys[:most], fmt.Sprintf("and %d more", n-most))
 	}
-	return fmt.Errorf("hasp: close: leases were not unlocked, and end with their terms: %s", strings.Join(keys, ", "))
+	return fmt.Errorf("hasp: close: leases were not unlocked, and end with their terms: %s",
+		strings.Join(keys, ", "))
 }
 
 const lastPatience = time.Second

@@ -24,8 +24,8 @@ type Options struct {
 	TTL time.Duration
 
 	// Timeout bounds one call to the store. It is also how long Lock retries during an outage, and
-	// how long Close waits for holders to unlock. An attempt to lock takes at most a third of it, so
-	// that Lock can make others. The default is 3 s.
+	// how long Close waits for holders to unlock. An attempt to lock takes at most a third of it,
+	// so that Lock can make others. The default is 3 s.
 	Timeout time.Duration
 
 	// Prefix is prepended to every key on its way to the store.
@@ -124,7 +124,8 @@ func checkTTL(ttl time.Duration) error {
 // checkLongest returns an error if ttl is longer than the longest term that the store grants.
 func checkLongest(t backend.Traits, ttl time.Duration) error {
 	if longest := t.MaxTTL; longest > 0 && ttl > longest {
-		return fmt.Errorf("%w: ttl %v is above %v, the longest term that this store grants", ErrInvalid, ttl, longest)
+		return fmt.Errorf("%w: ttl %v is above %v, the longest term that this store grants",
+			ErrInvalid, ttl, longest)
 	}
 	return nil
 }
@@ -150,7 +151,8 @@ func WithMaxWait(d time.Duration) Option {
 		if d < 0 {
 			r.refuse("max wait %v is negative", d)
 		}
-		r.maxWait, r.bounded = d, true
+		r.maxWait = d
+		r.bounded = true
 	}
 }
 
@@ -188,15 +190,15 @@ func WithMinHold(d time.Duration) Option {
 }
 
 // WithLinger lets the Client keep the key after Unlock for its own next caller, until 50 ms have
-// passed since the store's grant. Meanwhile, a Lock or TryLock of this Client for the same term gets
-// the key without a call to the store. So a process that locks a key again and again is a hundred
-// times as fast. The lease ends with Unlock all the same, and its events come as usual. The Client
-// releases the key after the 50 ms, when its next caller cannot use the hold, and at a Break or
-// Close. After the release, it leaves the key to other Clients for some milliseconds.
+// passed since the store's grant. Meanwhile, a Lock or TryLock of this Client for the same term
+// gets the key without a call to the store. So a process that locks a key again and again is a
+// hundred times as fast. The lease ends with Unlock all the same, and its events come as usual. The
+// Client releases the key after the 50 ms, when its next caller cannot use the hold, and at a Break
+// or Close. After the release, it leaves the key to other Clients for some milliseconds.
 //
-// So other Clients, and other programs that use the key, may wait longer for it, by up to 50 ms. The
-// option has no argument, because a longer time would save few further calls, and would keep the key
-// from others.
+// So other Clients, and other programs that use the key, may wait longer for it, by up to 50 ms.
+// The option has no argument, because a longer time would save few further calls, and would keep
+// the key from others.
 //
 // While a key lingers, Inspect shows it as held, and TryLock of another process returns ErrHeld,
 // although no caller works under it. So do not use WithLinger if another process calls TryLock when
@@ -265,8 +267,8 @@ const maxSlots = 100
 // asks for each slot in turn, except those that this Client knows to be held. It asks again when a
 // lease of this Client ends, and after a pause that grows to max(80 ms, n · 10 ms). So Lock costs a
 // lock and an unlock of KEY#queue, and one call for each slot that it tries. TryLock asks for each
-// slot once, but begins no call after Options.Timeout, and asks for none while a Lock of this Client
-// waits for one. TryLock may get a slot before a waiting Lock of another Client.
+// slot once, but begins no call after Options.Timeout, and asks for none while a Lock of this
+// Client waits for one. TryLock may get a slot before a waiting Lock of another Client.
 //
 // If a lease in the caller's context holds a slot of KEY, the caller re-enters that slot. Fences
 // are per slot. An n below 1 or above 100 is ErrInvalid.

@@ -45,14 +45,17 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep clock.Instan
 	}
 	kept := s.keeping(cl, keep)
 	if s.caller.Prompt(ctx) { // the same choice as calls.Call makes, without a closure on the heap
-		_, err := calls.Direct(&s.caller, ctx, nil, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, s.driver.Release(ctx, kept)
-		})
+		_, err := calls.Direct(&s.caller, ctx, nil, s.opts.Timeout,
+			func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, s.driver.Release(ctx, kept)
+			})
 		return err
 	}
-	_, err := calls.Call(&s.caller, ctx, s.opts.Timeout, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, s.driver.Release(ctx, kept)
-	}, nil)
+
+	_, err := calls.Call(&s.caller, ctx, s.opts.Timeout,
+		func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, s.driver.Release(ctx, kept)
+		}, nil)
 	return err
 }
 
@@ -70,9 +73,14 @@ func (s *store) keeping(cl backend.Claim, keep clock.Instant) backend.Claim {
 
 // Bounds of the reaper. If its queue is full, a further token is not released, but expires.
 const (
-	maxReaps   = 1 << 16 // tokens in the queue
-	maxReaping = 512     // calls in flight; the bound is high, so that releases go on while a part of the store hangs
-	maxRepeats = 64      // while this many calls are in flight, a token whose last release failed waits
+	maxReaps = 1 << 16 // tokens in the queue
+
+	// maxReaping bounds the calls in flight. It is high, so that releases go on while a part of the
+	// store hangs.
+	maxReaping = 512
+
+	// While maxRepeats calls are in flight, a token whose last release failed waits.
+	maxRepeats = 64
 
 	firstRetry = 50 * time.Millisecond
 )
@@ -86,8 +94,8 @@ const (
 	reapTwice = 2
 )
 
-// reapSoon is how soon a release follows one that has found its token gone, although a call may still
-// write it.
+// reapSoon is how soon a release follows one that has found its token gone, although a call may
+// still write it.
 const reapSoon = 100 * time.Millisecond
 
 // reaper releases tokens that may be in the store although no caller uses them. Such tokens come
@@ -106,6 +114,7 @@ type reaper struct {
 	active  int     // calls in flight
 }
 
+// reap is a token to release.
 type reap struct {
 	claim  backend.Claim
 	keep   clock.Instant // end of the min hold, until which the release leaves the key taken; or 0
@@ -114,7 +123,10 @@ type reap struct {
 	times  int           // how many more releases must free the token or find it gone
 	soon   bool          // a release has found the token gone, and another one followed soon
 	failed int           // number of releases in a row that failed in another way
-	freed  chan struct{} // closed when the token is not in the store any more; nil if no caller waits for that
+
+	// freed is closed when the token is not in the store any more. It is nil if no caller waits for
+	// that.
+	freed chan struct{}
 }
 
 // over closes the channel freed of x, if a caller waits for that.
@@ -125,10 +137,10 @@ func (x *reap) over() {
 	}
 }
 
-// settle counts a release that freed the token or found it gone, and returns the time until the next
-// one. Usually that is a Timeout. But a store that stood still may execute the commands of several
-// connections in any order, so if the first release finds the token gone, another one follows soon.
-// Otherwise the token could keep the key for a Timeout.
+// settle counts a release that freed the token or found it gone, and returns the time until the
+// next one. Usually that is a Timeout. But a store that stood still may execute the commands of
+// several connections in any order, so if the first release finds the token gone, another one
+// follows soon. Otherwise the token could keep the key for a Timeout.
 func (x *reap) settle(gone bool, timeout time.Duration) time.Duration {
 	soon := min(reapSoon, timeout)
 	switch {
@@ -147,19 +159,24 @@ func (x *reap) backoff(most time.Duration) time.Duration {
 }
 
 // acquire calls the driver's Acquire, which may take at most the duration bound.
-func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (g backend.Grant, err error) {
+func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (
+	g backend.Grant, err error) {
 	if r.caller.Prompt(ctx) { // the same choice as calls.Call makes, without closures on the heap
 		err = errNoReturn
 		defer func() { // also if the driver or a method of ctx panics
-			if err == errNoReturn || err != nil && r.traits.Reach != backend.Process {
+			// If the driver is in this process, the outcome of a call that returns is known.
+			known := r.traits.Reach == backend.Process && err != errNoReturn
+			if err != nil && !known {
 				r.failed(cl, err)
 			}
 		}()
-		g, err = calls.Direct(&r.caller, ctx, r.closing, bound, func(ctx context.Context) (backend.Grant, error) {
-			return r.driver.Acquire(ctx, cl)
-		})
+		g, err = calls.Direct(&r.caller, ctx, r.closing, bound,
+			func(ctx context.Context) (backend.Grant, error) {
+				return r.driver.Acquire(ctx, cl)
+			})
 		return g, err
 	}
+
 	f, late := r.guard(cl, r.driver.Acquire)
 	return calls.Call(&r.caller, ctx, bound, f, late)
 }
@@ -168,7 +185,8 @@ func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 // driver does not clean up, the reaper releases the token. The outcome is also unknown if err joins
 // a definite error and the error of a context.
 func (r *reaper) failed(cl backend.Claim, err error) {
-	if err == errNoReturn || !r.traits.Cleans && (!backend.Definite(err) || calls.IsContextError(err)) {
+	known := backend.Definite(err) && !calls.IsContextError(err)
+	if err == errNoReturn || !r.traits.Cleans && !known {
 		r.add(cl, reapTwice)
 	}
 }
@@ -176,7 +194,9 @@ func (r *reaper) failed(cl backend.Claim, err error) {
 // guard returns the arguments f and late of calls.Call or calls.Run. The function f calls ask,
 // which is the driver's Acquire or Wait, and has the reaper clean up after a failure. The function
 // late has the reaper release a grant that comes after the caller has left.
-func (r *reaper) guard(cl backend.Claim, ask func(context.Context, backend.Claim) (backend.Grant, error)) (f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
+func (r *reaper) guard(cl backend.Claim,
+	ask func(context.Context, backend.Claim) (backend.Grant, error)) (
+	f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
 	f = func(ctx context.Context) (g backend.Grant, err error) {
 		err = errNoReturn
 		defer func() { // also if the driver panics
@@ -276,7 +296,8 @@ func (r *reaper) startReleasesLocked(now clock.Instant, closing bool) time.Durat
 		if x.at > now && !closing && !drop {
 			return time.Duration(x.at - now)
 		}
-		r.queue[0], r.queue = nil, r.queue[1:]
+		r.queue[0] = nil
+		r.queue = r.queue[1:]
 		if drop {
 			x.over()
 			continue

@@ -61,16 +61,19 @@ func (c Config) GoString() string { return c.String() }
 func ParseURL(rawURL string) (Config, error) {
 	scheme, rest, ok := strings.Cut(rawURL, "://")
 	if rawURL == "" {
-		return Config{}, fmt.Errorf("%w: url is empty: want STRATEGY://…, such as memlock://", ErrInvalid)
+		return Config{}, fmt.Errorf("%w: url is empty: want STRATEGY://…, such as memlock://",
+			ErrInvalid)
 	}
 	if !ok {
-		return Config{}, fmt.Errorf("%w: url: want STRATEGY://… or STRATEGY+TRANSPORT://…, such as memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
+		return Config{}, fmt.Errorf("%w: url: want STRATEGY://… or STRATEGY+TRANSPORT://…, "+
+			"such as memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
 
 	strategy, transport, _ := strings.Cut(scheme, "+")
 	if strategy == "" || strings.ContainsAny(strategy, "@:/") || strings.Contains(scheme, "?") {
 		// Do not show the text, which may be a password.
-		return Config{}, fmt.Errorf("%w: url: want the name of a strategy first, as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
+		return Config{}, fmt.Errorf("%w: url: want the name of a strategy first, "+
+			"as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
 
 	c := Config{Strategy: strategy}
@@ -88,17 +91,20 @@ func ParseURL(rawURL string) (Config, error) {
 	// show a part of the password. In that case the "@" after the password is in the query, so
 	// refuse it there.
 	if strings.Contains(query, "@") {
-		return Config{}, fmt.Errorf("%w: url: an @ after the question mark: in a password, write a question mark as %%3F; in a parameter, write @ as %%40", ErrInvalid)
+		return Config{}, fmt.Errorf("%w: url: an @ after the question mark: in a password, "+
+			"write a question mark as %%3F; in a parameter, write @ as %%40", ErrInvalid)
 	}
 	values, err := url.ParseQuery(query)
 	if err != nil {
 		// Drop err: it repeats the input, which may contain a password.
-		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark", ErrInvalid)
+		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark",
+			ErrInvalid)
 	}
 
 	for name, vs := range values {
 		if len(vs) > 1 {
-			return Config{}, fmt.Errorf("%w: url: a parameter is given %d times", ErrInvalid, len(vs))
+			return Config{}, fmt.Errorf("%w: url: a parameter is given %d times",
+				ErrInvalid, len(vs))
 		}
 		if c.Params == nil {
 			c.Params = map[string]string{}
@@ -130,7 +136,8 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 		default:
 			if !slices.Contains(known, name) {
 				all := slices.Sorted(slices.Values(slices.Concat(engineParams, known)))
-				return v, fmt.Errorf("%w: unknown parameter %q (%s knows %s)", ErrInvalid, name, c.Strategy, strings.Join(all, ", "))
+				return v, fmt.Errorf("%w: unknown parameter %q (%s knows %s)",
+					ErrInvalid, name, c.Strategy, strings.Join(all, ", "))
 			}
 			rest[name] = s
 		}
@@ -145,7 +152,8 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 func positive(name, s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%w: parameter %s=%q: want a positive duration such as 30s or 500ms", ErrInvalid, name, s)
+		return 0, fmt.Errorf("%w: parameter %s=%q: want a positive duration such as 30s or 500ms",
+			ErrInvalid, name, s)
 	}
 	return d, nil
 }
@@ -248,7 +256,8 @@ var registry = struct {
 // params are the names of the strategy's own parameters. Package hasp refuses all other names, so
 // c.Params contains only these names. The function open must call the store once, to check that it
 // can be reached, and must return when ctx ends. Its errors must contain no password.
-func Register(strategy string, open func(ctx context.Context, c Config) (backend.Driver, error), params ...string) {
+func Register(strategy string,
+	open func(ctx context.Context, c Config) (backend.Driver, error), params ...string) {
 	registry.Lock()
 	defer registry.Unlock()
 	if open == nil {
@@ -269,7 +278,10 @@ func Strategies() []string {
 
 // ownStrategies are hasp's strategies. Each is the name of its package. etcdlock and pglock are
 // modules of their own.
-var ownStrategies = []string{"etcdlock", "fairlock", "filelock", "memlock", "pglock", "pubsublock", "redlock", "spinlock"}
+var ownStrategies = []string{
+	"etcdlock", "fairlock", "filelock", "memlock",
+	"pglock", "pubsublock", "redlock", "spinlock",
+}
 
 // lookup returns the opener of a strategy. If there is none, the error says which import or change
 // may be missing.
@@ -292,19 +304,23 @@ func lookup(strategy string) (opener, error) {
 	name, transport, _ := strings.Cut(strategy, "+")
 	switch {
 	case transport != "" && slices.Contains(names, name):
-		hint = fmt.Sprintf("in a Config the strategy is %q, and the node is %s://…", name, transport)
+		hint = fmt.Sprintf("in a Config the strategy is %q, and the node is %s://…",
+			name, transport)
 	case strategy == "postgres", strategy == "postgresql":
 		hint = fmt.Sprintf("put pglock before it, as in pglock+%s://…", strategy)
 	case strategy == "etcd", strategy == "etcds":
 		hint = fmt.Sprintf("put etcdlock before it, as in etcdlock+%s://…", strategy)
 	case strategy == "unix", strings.HasPrefix(strategy, "redis"):
-		hint = fmt.Sprintf("%s is a transport, which follows the strategy, as in spinlock+%[1]s://… (fairlock, pubsublock, redlock and spinlock take one)", strategy)
+		hint = fmt.Sprintf("%s is a transport, which follows the strategy, "+
+			"as in spinlock+%[1]s://… (fairlock, pubsublock, redlock and spinlock take one)", strategy)
 	case slices.Contains(ownStrategies, strategy):
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+strategy)
 	}
 	if strings.ContainsAny(strategy, "@:/") {
 		// Do not show the name, because it may be a URL with a password.
-		return opener{}, fmt.Errorf("%w: strategy is not a name (registered: %s); put a URL into nodes", ErrInvalid, registered)
+		return opener{}, fmt.Errorf("%w: strategy is not a name (registered: %s); "+
+			"put a URL into nodes", ErrInvalid, registered)
 	}
-	return opener{}, fmt.Errorf("%w: unknown strategy %q (registered: %s); %s", ErrInvalid, strategy, registered, hint)
+	return opener{}, fmt.Errorf("%w: unknown strategy %q (registered: %s); %s",
+		ErrInvalid, strategy, registered, hint)
 }

@@ -18,14 +18,18 @@ import (
 
 // Bounds of renewals in batches.
 const (
-	batchSize   = 256                   // the largest number of claims in one call of Renew
-	maxBatches  = 24                    // the largest number of calls that a lane in renewer.well has in flight
-	maxSuspect  = 8                     // the same for a lane in renewer.suspect
-	minWindow   = 5 * time.Millisecond  // the shortest window; see windowsPerT
-	maxWindow   = 50 * time.Millisecond // the longest window
-	windowsPerT = 100                   // the window is TTL/100: renewals that are due within it are sent together
-	checkEvery  = time.Second           // how often the clock is read while leases are held
-	triesPerT   = 10                    // a try lasts at most TTL/10, and the second try of a renewal at most TTL/5
+	batchSize  = 256                   // the largest number of claims in one call of Renew
+	maxBatches = 24                    // the most calls that a lane in renewer.well has in flight
+	maxSuspect = 8                     // the same for a lane in renewer.suspect
+	minWindow  = 5 * time.Millisecond  // the shortest window; see windowsPerT
+	maxWindow  = 50 * time.Millisecond // the longest window
+	checkEvery = time.Second           // how often the clock is read while leases are held
+
+	// The window is TTL/windowsPerT: renewals that are due within it are sent together.
+	windowsPerT = 100
+
+	// A try lasts at most TTL/triesPerT, and the second try of a renewal at most twice as long.
+	triesPerT = 10
 )
 
 // renewer keeps the leases of a Client alive, and ends those whose deadline has passed. It has one
@@ -38,11 +42,12 @@ type renewer struct {
 	wake     chan struct{} // signals that wakesAt is earlier now; has room for one signal
 
 	// All below is guarded by mu.
-	holds   holdHeap         // holds that are trusted
-	resumed resumed          // the tokens of handles that this Client has resumed or resumes now
-	running bool             // its goroutine exists
-	wakesAt clock.Instant    // when the goroutine serves the holds next
-	well    [tryClasses]lane // lanes of holds whose last renewal succeeded, or that were not renewed yet
+	holds   holdHeap      // holds that are trusted
+	resumed resumed       // the tokens of handles that this Client has resumed or resumes now
+	running bool          // its goroutine exists
+	wakesAt clock.Instant // when the goroutine serves the holds next
+
+	well    [tryClasses]lane // lanes of holds whose last renewal did not fail
 	suspect [tryClasses]lane // lanes of holds whose last renewal failed or was not answered
 }
 
@@ -92,7 +97,8 @@ func (r *renewer) run() {
 		}
 		over := len(r.holds) == 0 && (idle || r.closing.Err() != nil)
 		idle = len(r.holds) == 0
-		r.running, r.wakesAt = !over, wakes
+		r.running = !over
+		r.wakesAt = wakes
 		r.mu.Unlock()
 
 		for _, l := range gone {
@@ -167,13 +173,16 @@ func (r *renewer) scheduleLocked(h *hold) {
 
 // unscheduleLocked takes h out of the heap.
 func (r *renewer) unscheduleLocked(h *hold) {
-	i, n := int(h.index), len(r.holds)-1
+	i := int(h.index)
 	if i < 0 {
 		return
 	}
+
+	n := len(r.holds) - 1
 	last := r.holds[n]
 	r.holds[n] = scheduled{}
-	if r.holds = r.holds[:n]; i < n {
+	r.holds = r.holds[:n]
+	if i < n {
 		r.holds.place(i, last)
 	}
 	h.index = -1
@@ -207,7 +216,8 @@ func (q holdHeap) place(i int, s scheduled) {
 		q[i].hold.index = int32(i)
 		i = down
 	}
-	q[i], s.hold.index = s, int32(i)
+	q[i] = s
+	s.hold.index = int32(i)
 }
 
 // queueLocked queues h, whose renewal is due.
@@ -217,7 +227,9 @@ func (r *renewer) queueLocked(h *hold) {
 		lanes = &r.suspect
 	}
 	// The tries of each class last up to twice as long as the tries of the class before.
-	class := min(bits.Len64(uint64(h.tryLocked(r.opts.Timeout)/(backend.MinTTL/triesPerT))), tryClasses-1)
+	const shortest = backend.MinTTL / triesPerT
+	try := h.tryLocked(r.opts.Timeout)
+	class := min(bits.Len64(uint64(try/shortest)), tryClasses-1)
 	lanes[class].queue = append(lanes[class].queue, h)
 }
 
@@ -268,7 +280,10 @@ type batch struct {
 	sent   clock.Instant   // when the call began
 	slept  int64           // how long the machine had slept when the call began
 	over   bool            // the call has ended, and later answers do not count; guarded by mu
-	err    error           // the last outcome, which Extend returns, because its batch has one hold; guarded by mu
+
+	// err is the last outcome. Extend returns it, because its batch has one hold. It is guarded by
+	// mu.
+	err error
 }
 
 // run sends the batch, and then dispatches renewals that have waited for its end.
@@ -288,11 +303,14 @@ func (b *batch) run() {
 
 // prepare creates the claims. It drops holds that have ended or must not be renewed any more.
 func (b *batch) prepare() {
-	r, all := b.r, b.holds
-	leases, joined := make([][]*Lease, len(all)), make([]int32, len(all))
+	r := b.r
+	all := b.holds
+	leases := make([][]*Lease, len(all))
+	joined := make([]int32, len(all))
 	r.mu.Lock()
 	for i, h := range all {
-		leases[i], joined[i] = slices.Clone(h.leases), h.joined
+		leases[i] = slices.Clone(h.leases)
+		joined[i] = h.joined
 	}
 	r.mu.Unlock()
 
@@ -306,10 +324,12 @@ func (b *batch) prepare() {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b.holds, b.claims = all[:0], make([]backend.Claim, 0, len(all))
+	b.holds = all[:0]
+	b.claims = make([]backend.Claim, 0, len(all))
 	for i, h := range all {
 		// If a lease has joined since the leases were read, the hold counts as wanted.
-		if cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i]); ok {
+		cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i])
+		if ok {
 			h.kept = max(h.kept, now.Add(cl.TTL))
 			b.holds = append(b.holds, h)
 			b.claims = append(b.claims, cl)
@@ -356,7 +376,8 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	// The driver may answer on any goroutine, twice, or after send has given up. The first answer
 	// sets holds[i] to nil.
 	b.r.mu.Lock()
-	if b.over || i < 0 || i >= len(b.holds) || b.holds[i] == nil {
+	known := i >= 0 && i < len(b.holds)
+	if b.over || !known || b.holds[i] == nil {
 		b.r.mu.Unlock()
 		return // too late, or not the first answer
 	}
@@ -403,7 +424,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	default:
 		h.Failed++
 		h.failure = err
-		h.due, h.planned = now.Add(line.Jitter(h.termLocked()/(3*triesPerT))), now
+		h.planLocked(now.Add(line.Jitter(h.termLocked()/(3*triesPerT))), now)
 		r.scheduleLocked(h)
 		r.observer.renewalLocked(h, EventRenewFailed, err)
 	}
@@ -415,18 +436,20 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 }
 
 // extend renews h alone, for an Extend that has made h busy. The duration bound limits the call.
-func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim, bound time.Duration) error {
+func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim,
+	bound time.Duration) error {
 	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
-	b.err = calls.NoAnswer(bound) // this error remains if send returns just before done has recorded the answer
-	b.send(ctx, 0)                // calls.Call has bounded ctx already
+	// This error remains if send returns just before done has recorded the answer.
+	b.err = calls.NoAnswer(bound)
+	b.send(ctx, 0) // calls.Call has bounded ctx already
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return b.err
 }
 
-// resumed contains the tokens of handles that a Client has resumed, or resumes now. The value is the
-// time of Clock.Awake from which on the store cannot have the token, or never while that is not
+// resumed contains the tokens of handles that a Client has resumed, or resumes now. The value is
+// the time of Clock.Awake from which on the store cannot have the token, or never while that is not
 // known. A Detach, and an Unlock that has freed the key, remove the token.
 type resumed map[string]clock.Instant
 

@@ -42,7 +42,8 @@ type slotSearch struct {
 
 // take does what the method take of a wait does, for a call with slots.
 func (s *slotSearch) take(ctx context.Context) (*Lease, error) {
-	w, c := s.w, s.w.c
+	w := s.w
+	c := w.c
 	if w.once {
 		return s.takeAtOnce(ctx)
 	}
@@ -64,7 +65,8 @@ func (s *slotSearch) take(ctx context.Context) (*Lease, error) {
 
 // takeAtOnce makes one attempt at each slot.
 func (s *slotSearch) takeAtOnce(ctx context.Context) (*Lease, error) {
-	w, c := s.w, s.w.c
+	w := s.w
+	c := w.c
 	c.mu.Lock()
 	looked := c.lookers[w.r.name] != nil
 	c.mu.Unlock()
@@ -82,7 +84,9 @@ func (s *slotSearch) takeAtOnce(ctx context.Context) (*Lease, error) {
 
 // lookUntilFree looks for a free slot until it has one, or the wait has ended.
 func (s *slotSearch) lookUntilFree(ctx context.Context) (*Lease, error) {
-	w, c, n := s.w, s.w.c, time.Duration(s.n)
+	w := s.w
+	c := w.c
+	n := time.Duration(s.n)
 	defer s.stopLooking()
 
 	first := rand.N(s.n) // Clients begin at different slots, so they seldom ask for the same one
@@ -117,7 +121,7 @@ func (s *slotSearch) lookUntilFree(ctx context.Context) (*Lease, error) {
 // note records the error err of a round of attempts, which began at the time asked of Clock.Awake.
 // It reports whether the wait has ended, and with which error.
 func (s *slotSearch) note(ctx context.Context, err error, asked clock.Instant) (bool, error) {
-	w, c := s.w, s.w.c
+	c := s.w.c
 	switch {
 	case c.closing.Err() != nil:
 		return true, ErrClosed
@@ -136,7 +140,7 @@ func (s *slotSearch) note(ctx context.Context, err error, asked clock.Instant) (
 	if s.outage != 0 && lasted >= c.opts.Timeout {
 		return true, err
 	}
-	return c.clock.Now() >= w.end, err
+	return c.clock.Now() >= s.w.end, err
 }
 
 // pause returns when the time d has passed, a slot was freed, or the wait has ended. It returns the
@@ -161,7 +165,8 @@ func (s *slotSearch) pause(ctx context.Context, d time.Duration) int {
 // past the time end, and if one slot was not answered, the answers for the others must come soon.
 func (s *slotSearch) look(ctx context.Context, first int, end clock.Instant) (
 	l *Lease, retry time.Duration, err error) {
-	w, c := s.w, s.w.c
+	w := s.w
+	c := w.c
 	var outage error  // the error for the first slot without an answer
 	answered := false // the store has refused a slot
 	for j := range s.n {
@@ -180,7 +185,9 @@ func (s *slotSearch) look(ctx context.Context, first int, end clock.Instant) (
 		case errors.Is(answer, ErrHeld):
 			// Without a call, only this Client knew that the slot is held.
 			answered = answered || w.part.tries > 0
-		case answer == nil, backend.Definite(answer), errors.Is(answer, ErrClosed), ctx.Err() != nil:
+		case answer == nil, ctx.Err() != nil:
+			return l, 0, answer
+		case backend.Definite(answer), errors.Is(answer, ErrClosed):
 			return l, 0, answer
 		case outage != nil:
 			return nil, 0, outage
@@ -236,7 +243,8 @@ func (s *slotSearch) beginLooking() {
 
 // stopLooking ends what beginLooking has begun.
 func (s *slotSearch) stopLooking() {
-	c, key := s.w.c, s.w.r.name
+	c := s.w.c
+	key := s.w.r.name
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lookers[key] == s.freed { // if the queue's lease was lost, another caller may look already

@@ -18,17 +18,18 @@ type wait struct {
 	c     *Client
 	r     request
 	start clock.Instant // when Lock was called
-	began clock.Instant // the time of Clock.Awake at the moment start, because a suspend is no part of an outage
+	began clock.Instant // start by Clock.Awake, because a suspend is no part of an outage
 	once  bool          // make only one attempt
 	end   clock.Instant // when WithMaxWait ends the wait, or Never
 	tries int           // calls to the store so far
 
-	line       *line.Line // the line that counts this caller; nil before the caller joins, and after it got a hold or left
-	queued     bool       // the driver's Wait was called
-	stood      bool       // the caller has waited: in the line, for the end of a gap, or between two calls
-	turn       turn       // the caller's entry in the line; ready is nil unless the caller waits there
-	lastAnswer error      // why the caller does not have the key; nil if that is not known
-	refused    bool       // the store has just refused this caller
+	turn   turn       // the caller's entry in the line; Ready is nil unless the caller waits there
+	line   *line.Line // the line that counts this caller, or nil
+	queued bool       // the driver's Wait was called
+	stood  bool       // the caller has waited: in the line, for a gap, or between two calls
+
+	lastAnswer error // why the caller does not have the key; nil if that is not known
+	refused    bool  // the store has just refused this caller
 
 	calls.Listening                // what Listen returned; zero while the caller does not listen
 	listenAgain     clock.Instant  // when to call Listen again, after it has failed
@@ -39,8 +40,10 @@ type wait struct {
 
 // observed makes a call of Lock, TryLock or Resume by the function take, and reports it to Observe.
 // If code of the caller panics or ends the goroutine, nothing stays acquired.
-func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease, error)) (l *Lease, err error) {
-	c, r := w.c, &w.r
+func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease, error)) (
+	l *Lease, err error) {
+	c := w.c
+	r := &w.r
 	if ctx == nil {
 		r.err = errNilContext
 		ctx = context.Background()
@@ -60,11 +63,15 @@ func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease,
 
 	if c.opts.Observe != nil {
 		r.id = lastEventID.Add(1)
-		c.observer.call(ctx, Event{Kind: EventRequested, ID: r.id, Op: r.op, Key: r.name}) // before start is read, so that the time of Observe is no part of the wait
+		// Report it before start is read, so that the time of Observe is no part of the wait.
+		c.observer.call(ctx, w.event(EventRequested))
 		open = true
 	}
 	start, slept := c.clock.Read()
-	w.start, w.began, w.end = start, start-clock.Instant(slept), clock.Never
+	w.start = start
+	w.began = start - clock.Instant(slept)
+	w.end = clock.Never
+
 	l, err = take(ctx)
 	open = false
 
@@ -82,20 +89,32 @@ func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease,
 	return l, err
 }
 
+// event returns an event of the call, with the fields that all events of the call have.
+func (w *wait) event(kind EventKind) Event {
+	return Event{Kind: kind, ID: w.r.id, Op: w.r.op, Key: w.r.name}
+}
+
 // reportRefusal reports EventRefused.
 func (w *wait) reportRefusal(ctx context.Context, err error) {
 	c := w.c
-	if c.opts.Observe != nil {
-		waited := time.Duration(c.clock.Now() - w.start)
-		c.observer.call(ctx, Event{Kind: EventRefused, ID: w.r.id, Op: w.r.op, Key: w.r.name, Wait: waited, Tries: w.tries, Err: err})
+	if c.opts.Observe == nil {
+		return
 	}
+	e := w.event(EventRefused)
+	e.Wait = time.Duration(c.clock.Now() - w.start)
+	e.Tries = w.tries
+	e.Err = err
+	c.observer.call(ctx, e)
 }
 
 // reportLongWait has EventStillWaiting reported when the wait has lasted for ten terms, or for a
 // minute if that is shorter. The caller stops the timer at the end of the wait.
 func (w *wait) reportLongWait(ctx context.Context) *time.Timer {
-	c, start, key := w.c, w.start, w.r.key // not w itself, which is used again after the wait
-	e := Event{Kind: EventStillWaiting, ID: w.r.id, Op: w.r.op, Key: w.r.name}
+	// The timer's function uses no field of w, because w is used again after the wait.
+	c := w.c
+	start := w.start
+	key := w.r.key
+	e := w.event(EventStillWaiting)
 	return time.AfterFunc(min(overdueTerms*w.r.ttl, time.Minute), func() {
 		c.spawn(func() {
 			e.Err = c.heldBy(ctx, key)
@@ -145,9 +164,11 @@ func (w *wait) prepare(ctx context.Context) error {
 
 	// If ctx is the context of a lease, or is derived from one, the key may be re-entered.
 	if x := leaseContextOf(ctx); x != nil {
-		r.around, r.parent = x.lease, x.parent
+		r.around = x.lease
+		r.parent = x.parent
 		r.linger = r.linger && x.parent == nil
 	}
+
 	w.once = w.once || r.bounded && r.maxWait == 0
 	if r.bounded && !w.once {
 		w.end = w.start.Add(r.maxWait)
@@ -172,7 +193,9 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	// This caller is the head now, and takes over the answer that the last head received. The line
 	// counts the caller until its hold has ended, or until it gives up below.
 	w.lastAnswer = tk.LastAnswer
-	if freed != nil && (w.once || !c.traits.Ordered) { // otherwise the caller waits in the driver's queue, before later callers
+
+	// If the driver is Ordered, a caller waits in the driver's queue instead, before later callers.
+	if freed != nil && (w.once || !c.traits.Ordered) {
 		if over, err := w.awaitFreed(ctx, freed); over {
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -180,14 +203,22 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 			return nil, err
 		}
 	}
-	if tk.After > 0 && (!w.once || w.r.op == "trylock" && w.r.parent != nil) { // a TryLock waits for a gap only if LockAll calls it
+	// A TryLock waits for a gap only if LockAll calls it.
+	byLockAll := w.r.op == "trylock" && w.r.parent != nil
+	if tk.After > 0 && (!w.once || byLockAll) {
 		if d := min(tk.After, w.untilLastCall(ctx)); d > 0 {
 			w.stood = true
 			w.sleep(ctx, d)
 		}
 	}
 	h, err := w.askUntilHeld(ctx)
+	return w.startLease(ctx, h, err)
+}
 
+// startLease ends a call that has asked the store, and got the hold h or the error err. It returns
+// the first lease of h.
+func (w *wait) startLease(ctx context.Context, h *hold, err error) (*Lease, error) {
+	c := w.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil && c.closing.Err() != nil {
@@ -199,6 +230,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 		w.giveUpLocked()
 		return nil, err
 	}
+
 	var waited time.Duration
 	if w.stood {
 		waited = w.line.Waited(h.Granted, w.start)
@@ -215,12 +247,15 @@ type turn struct {
 	ctx context.Context // Lock's context
 }
 
-// join adds the caller to the line of its key, or gives it a hold that lingers. If the caller cannot
-// use that hold, the channel freed is closed after the release of that hold. Otherwise freed is nil.
+// join adds the caller to the line of its key, or gives it a hold that lingers. If the caller
+// cannot use that hold, the channel freed is closed after the release of that hold. Otherwise freed
+// is nil.
 func (w *wait) join(ctx context.Context) (tk line.Ticket, freed chan struct{}) {
-	c, r := w.c, &w.r
+	c := w.c
+	r := &w.r
 	w.turn = turn{r: r, ctx: ctx}
 	w.turn.Turn = line.Turn{Key: r.key, Shared: r.shared, Since: w.began, Caller: &w.turn}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closing.Err() != nil {
@@ -292,7 +327,8 @@ func (w *wait) waitInLine(ctx context.Context) line.Ticket {
 		refusal = line.ErrHeldHere
 	}
 	// Do not hold mu here, because ctx may be the context of a lease, whose methods lock mu.
-	return line.Ticket{Do: line.GiveUp, Err: cmp.Or(withContextEnd(ctx, refusal), calls.NoAnswer(waited))}
+	err := cmp.Or(withContextEnd(ctx, refusal), calls.NoAnswer(waited))
+	return line.Ticket{Do: line.GiveUp, Err: err}
 }
 
 // quitLine takes the waiting caller out of the line, and returns why it does not have the key.
@@ -313,9 +349,11 @@ func (w *wait) quitLine(ctx context.Context) (refusal error) {
 // awaitFreed waits, as the head, for the release of a hold that lingered and that the caller cannot
 // use. It returns true and an error if the caller's wait ends before the release.
 func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool, err error) {
-	c, sent := w.c, w.c.clock.Awake()
+	c := w.c
+	sent := c.clock.Awake()
 	timer := time.NewTimer(min(time.Duration(w.end-c.clock.Now()), c.opts.Timeout))
 	defer timer.Stop()
+
 	w.lastAnswer = line.ErrHeldHere
 	err = context.Canceled // the wait ends without an answer
 	select {
@@ -325,7 +363,8 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool
 	case <-c.closing.Done():
 	case <-timer.C:
 		if c.clock.Now() < w.end {
-			err = calls.NoAnswer(c.opts.Timeout) // an outage, because the store has not answered the release
+			// An outage, because the store has not answered the release.
+			err = calls.NoAnswer(c.opts.Timeout)
 		}
 	}
 	return w.over(ctx, err, sent, false)
@@ -346,7 +385,8 @@ func (w *wait) giveUpLocked() {
 // l is the lease that Lock would have returned, or nil.
 func (w *wait) abandon(l *Lease) {
 	if l != nil {
-		_, _ = l.unlock(context.Background()) // without another event; if the release fails, the Client repeats it
+		// Report no further event. If the release fails, the Client repeats it.
+		_, _ = l.unlock(context.Background())
 	}
 	if w.part != nil {
 		w.part.abandon(nil)
@@ -373,6 +413,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 			w.stopListening()
 		}
 	}()
+
 	for attempt := 1; ; attempt++ {
 		if ctx.Err() != nil || w.c.closing.Err() != nil {
 			return nil, w.endErr(ctx)
@@ -382,7 +423,10 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		// wait.
 		last := w.once || timed && w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
-		start, slept := w.c.clock.Read() // before the call, because a term, and the time until Grant.Until, begin during the call
+
+		// Read the clock before the call, because a term, and the time until Grant.Until, begin
+		// during the call.
+		start, slept := w.c.clock.Read()
 		sent := start - clock.Instant(slept)
 
 		var h *hold
@@ -456,8 +500,10 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 // attempt makes one attempt. The argument start is when it begins, and slept is how long the
 // machine has slept at that time. If the outcome is unknown, reaper.acquire has the token released.
 // With Reach Process it is always known. If the argument last is true, no attempt follows.
-func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, last bool) (*hold, error) {
-	c, ln, sent := w.c, w.line, start-clock.Instant(slept)
+func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, last bool) (
+	*hold, error) {
+	c := w.c
+	sent := start - clock.Instant(slept)
 	cl := w.r.claim(&c.opts, newToken())
 	cl.WillRetry = !last
 
@@ -471,13 +517,14 @@ func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, la
 		bound = c.opts.Timeout - time.Duration(sent-w.began)
 	}
 	bound = min(bound, time.Duration(w.end-start))
+
 	c.mu.Lock()
-	ln.Asked(sent)
-	if ln.InOutage() {
-		bound = min(bound, c.opts.Timeout-ln.Outage(w.began))
+	w.line.Asked(sent)
+	if w.line.InOutage() {
+		bound = min(bound, c.opts.Timeout-w.line.Outage(w.began))
 	}
 	if c.queue.Polls && w.stood {
-		cl.Waited = ln.Waited(start, w.start)
+		cl.Waited = w.line.Waited(start, w.start)
 		cl.Contended = c.queue.Contended(w.r.key, start)
 	}
 	c.mu.Unlock()
@@ -490,8 +537,9 @@ func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, la
 		c.noteTrip(time.Duration(now - clock.Instant(sleptNow) - sent))
 	}
 	if err != nil {
+		mayIntend := c.store.driver.Wakes() && cl.WillRetry && !cl.Shared
 		var held *backend.HeldError
-		if c.store.driver.Wakes() && cl.WillRetry && !cl.Shared && errors.As(err, &held) && held.Shared {
+		if mayIntend && errors.As(err, &held) && held.Shared {
 			left := cl // a pointer to cl itself would allocate cl for every attempt
 			w.intent = &left
 		}
@@ -565,8 +613,9 @@ func (w *wait) over(ctx context.Context, err error, sent clock.Instant, last boo
 	return false, nil
 }
 
-// repeats reports whether a call that makes only one attempt repeats it. It does if the attempt took
-// a third of Timeout or more, so probably nothing answered, and if another one fits into Timeout.
+// repeats reports whether a call that makes only one attempt repeats it. It does if the attempt
+// took a third of Timeout or more, so probably nothing answered, and if another one fits into
+// Timeout.
 func (w *wait) repeats(took time.Duration) bool {
 	c := w.c
 	elapsed := time.Duration(c.clock.Awake() - w.began)
@@ -581,7 +630,8 @@ func (w *wait) repeats(took time.Duration) bool {
 //	the end of the context     there was no answer, which may become an outage
 //	any other                  an outage; if last is true, w.lastAnswer keeps an earlier ErrHeld
 func (w *wait) note(err error, sent clock.Instant, last bool) (outage time.Duration, final bool) {
-	c, ln := w.c, w.line
+	c := w.c
+	ln := w.line
 	held := errors.Is(err, ErrHeld)
 	if !held && (backend.Definite(err) || errors.Is(err, ErrClosed)) {
 		return 0, true
@@ -592,7 +642,8 @@ func (w *wait) note(err error, sent clock.Instant, last bool) (outage time.Durat
 	switch {
 	case held:
 		ln.Answered(err, sent)
-		w.lastAnswer, w.refused = err, true
+		w.lastAnswer = err
+		w.refused = true
 	case calls.IsContextError(err):
 		ln.Unanswered(sent)
 		if ln.Stale(w.lastAnswer) {
@@ -601,7 +652,8 @@ func (w *wait) note(err error, sent clock.Instant, last bool) (outage time.Durat
 	default:
 		ln.Answered(err, sent)
 		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
-			w.lastAnswer, w.refused = err, false
+			w.lastAnswer = err
+			w.refused = false
 		}
 		outage = ln.Outage(w.began)
 	}
@@ -652,17 +704,20 @@ func (w *wait) endErr(ctx context.Context) error {
 // attempt before the wait ends.
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
 	c := w.c
+	outage := !errors.Is(err, ErrHeld)
 	var held backend.HeldError
-	if he := (*backend.HeldError)(nil); errors.As(err, &he) {
-		held = *he
+	var refusal *backend.HeldError
+	if errors.As(err, &refusal) {
+		held = *refusal
 	}
 
 	var d time.Duration
-	if c.opts.Backoff != nil && !w.once && (w.Wake == nil || !errors.Is(err, ErrHeld)) {
+	asksBackoff := outage || w.Wake == nil
+	if c.opts.Backoff != nil && !w.once && asksBackoff {
 		d = line.Jitter(max(c.opts.Backoff(attempt), line.MinSleep))
 	}
 	switch {
-	case !errors.Is(err, ErrHeld):
+	case outage:
 		// In an outage, no sleep is shorter than least, so that calls that fail immediately do not
 		// keep a processor busy. Shorten a long Backoff to the time that is left for retries.
 		least := line.Jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
@@ -671,12 +726,14 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
 	case w.Wake != nil:
-		d = listenPoll - rand.N(listenPoll/8) // at random, so that callers that began together do not always ask together
+		// At random, so that callers that began together do not always ask together.
+		d = listenPoll - rand.N(listenPoll/8)
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
 		d = w.line.Refused(w.start, held.Waited)
 		c.mu.Unlock()
 	}
+
 	// Ask again soon, because each attempt keeps out new shared callers only for a while.
 	if held.Shared && !w.r.shared && w.Wake == nil {
 		d = min(d, backend.SharedRetryEvery)
@@ -697,20 +754,25 @@ const listenPoll = time.Second
 // more. Otherwise the caller sleeps.
 func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
+	if !c.store.driver.Wakes() || w.Wake != nil {
+		return false
+	}
 	// Leave most of the time to the attempt that follows.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
-	if !c.store.driver.Wakes() || w.Wake != nil || bound <= 0 || c.clock.Now() < w.listenAgain {
+	if bound <= 0 || c.clock.Now() < w.listenAgain {
 		return false
 	}
 
 	cl := backend.Claim{Key: c.opts.Prefix + w.r.key, Shared: w.r.shared, Timeout: c.opts.Timeout}
-	l, err := calls.Call(&c.store.caller, ctx, bound, func(ctx context.Context) (calls.Listening, error) {
+	ask := func(ctx context.Context) (calls.Listening, error) {
 		return c.store.driver.Listen(ctx, cl)
-	}, func(late calls.Listening, err error) {
+	}
+	stop := func(late calls.Listening, err error) {
 		if err == nil {
 			late.Stop()
 		}
-	})
+	}
+	l, err := calls.Call(&c.store.caller, ctx, bound, ask, stop)
 	if err != nil {
 		w.listenAgain = c.clock.Now().Add(listenPoll)
 		return false
