@@ -97,6 +97,7 @@ func (c *core) noteTrip(d time.Duration) {
 
 	trip := int64(d)
 	old := c.trip.Load()
+
 	// Replace a mean above 2*trip, because the first call also dials, and is slow.
 	if old > 0 && old <= 2*trip {
 		trip = old + (trip-old)/8

@@ -101,6 +101,7 @@ func (c *Client) resume(ctx context.Context, w *wait, x Handle) (l *Lease, err e
 	if err != nil {
 		return nil, err
 	}
+
 	// Bound the max hold again, because the call took time from it.
 	if err := r.bound(x.MaxHold); err != nil {
 		return nil, err

@@ -252,6 +252,7 @@ func (o *observer) renewalLocked(h *hold, kind EventKind, err error) {
 	if o.opts.Observe == nil || len(h.leases) == 0 || len(o.queue) >= maxUnobserved {
 		return
 	}
+
 	// Report only the outermost lease, and not those that have re-entered. If its EventAcquired was
 	// not reported yet, drop the event, because the next renewal that fails creates another event.
 	if l := h.leases[0]; l.reported {

@@ -164,6 +164,7 @@ func (h *hold) startLocked(ctx context.Context, r *request, ln *line.Line, waite
 		h.claim.TTL = r.ttl
 		h.limit = l.maxHold
 	}
+
 	if h.asked <= ln.Broken {
 		h.suspectLocked(h.Granted)
 	}
@@ -180,14 +181,15 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now clock.Instant
 	l.hold = h
 	l.key = r.name
 	l.slot = int32(r.slot)
+	l.id = r.id
+	l.op = r.op
+	l.ttl = r.ttl
 	l.around = r.around
 	l.parent = ctx
 	if r.parent != nil {
 		l.parent = r.parent
 	}
-	l.id = r.id
-	l.op = r.op
-	l.ttl = r.ttl
+
 	l.since = now
 	l.maxHold = clock.Never
 	if r.maxHold > 0 {
@@ -354,6 +356,7 @@ func (h *hold) reapLocked(x *reap) {
 // loseLocked does.
 func (h *hold) revokedLocked() []*Lease {
 	ended := h.loseLocked(&LostError{Reason: LostRevoked})
+
 	// Release the token as well. A minority of a quorum's nodes may still have the hold, and would
 	// refuse the key to the next caller.
 	h.reapLocked(&reap{})
@@ -390,6 +393,7 @@ func (h *hold) endExpiredLocked(now clock.Instant) []*Lease {
 			ended = append(ended, l)
 		}
 	}
+
 	switch {
 	case len(ended) == 0:
 	case len(h.leases) == 0:
@@ -411,6 +415,7 @@ func (h *hold) lapseLocked() *LostError {
 	case h.renewal != renews:
 		return &LostError{Reason: LostNotRenewed}
 	}
+
 	// All renewals have succeeded, so the process did not make the next one in time.
 	return &LostError{Reason: LostStopped}
 }

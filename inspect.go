@@ -28,6 +28,7 @@ func inspect[T any](s *store, ctx context.Context, key string,
 	case !ok:
 		return v, fmt.Errorf("%T cannot inspect: %w", s.driver.Driver, errors.ErrUnsupported)
 	}
+
 	if err := s.enter(); err != nil {
 		return v, err
 	}

@@ -118,13 +118,15 @@ func (l *Lease) expire() {
 		return
 	}
 
-	r.mu.Lock()
 	var gone []*Lease
+	r.mu.Lock()
+
 	// Check again: the hold may have ended meanwhile, or a renewal may have moved its deadline.
 	if h.index >= 0 {
 		gone = h.endExpiredLocked(now)
 	}
 	r.mu.Unlock()
+
 	for _, l := range gone {
 		l.endContext(l.loss) // without mu, because this runs users' code
 	}
@@ -197,17 +199,20 @@ func (l *Lease) abandoned() bool {
 // renewUntilUnlock lets renewals go on until Unlock, also after the end of Lock's context.
 // WithoutRenewal and WithMaxHold keep their effect.
 func (l *Lease) renewUntilUnlock() {
-	l.hold.renewer.mu.Lock()
-	defer l.hold.renewer.mu.Unlock()
+	r := l.hold.renewer
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	l.untilUnlock = true
 }
 
 // countMinHold lets l's min hold take effect, if l has one. Lock or LockAll calls it at the end,
 // because a call that fails unlocks the lease, and must not leave the key taken.
 func (l *Lease) countMinHold() {
-	l.hold.renewer.mu.Lock()
-	defer l.hold.renewer.mu.Unlock()
-	l.hold.keep = max(l.hold.keep, l.keep)
+	h := l.hold
+	r := h.renewer
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h.keep = max(h.keep, l.keep)
 }
 
 // event returns an event of l, with the fields that all events of l have.
@@ -291,6 +296,8 @@ func (l *Lease) Unlock(ctx context.Context) error {
 // no event has reported that yet.
 func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	l.expire()
+	h := l.hold
+	r := h.renewer
 	was, err := l.beginUnlock()
 	switch {
 	case err != nil:
@@ -301,7 +308,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 
 	mustRelease := l.state.Load() == releasing // only this call changes that state
 	if mustRelease {
-		sent := l.hold.renewer.clock.Awake()
+		sent := r.clock.Awake()
 		err = errNoReturn
 		defer func() { err = l.endRelease(sent, err) }() // also if code of the caller panics
 	}
@@ -311,7 +318,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 		x.cancel(ErrReleased)
 	}
 	if mustRelease {
-		err = l.hold.renewer.release(ctx, l.hold.claim, l.hold.keep)
+		err = r.release(ctx, h.claim, h.keep)
 	}
 	return was == held, err // if Close ended the lease, an event has reported that
 }
@@ -371,6 +378,7 @@ func (l *Lease) endRelease(sent clock.Instant, err error) error {
 	r.calls--
 	r.changed.Broadcast()
 	h.Failed = 0
+
 	switch {
 	case err == nil:
 		l.state.Store(released)
@@ -388,6 +396,7 @@ func (l *Lease) endRelease(sent clock.Instant, err error) error {
 		}
 		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release
 	}
+
 	r.unreserveLocked(h)
 	h.endedLocked()
 	return err
@@ -412,6 +421,7 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	if l.state.Load() != unknown {
 		return l.cause() // another call of Unlock has repeated the release meanwhile
 	}
+
 	l.state.Store(released)
 	if err == nil || now < h.Deadline() {
 		// The term cannot have run out before the deadline. So ErrLost probably means that an
@@ -521,6 +531,7 @@ func (l *Lease) callExtend(ctx context.Context, cl backend.Claim, bound time.Dur
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
+
 		// The call may not have begun if Close has stopped waiting, or if a method of ctx has
 		// panicked. A call that has begun ends the busy time itself, also after this method.
 		if !returns || r.stopped {
@@ -557,14 +568,15 @@ func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
 		return Handle{}, newError("detach", l.key, err)
 	}
 
+	r := l.hold.renewer
 	returns := false
 	defer func() {
 		// Observe has panicked, so the handle is lost, and no caller could free the key.
 		if !returns {
-			l.hold.renewer.reaper.add(l.hold.claim, reapOnce)
+			r.reaper.add(l.hold.claim, reapOnce)
 		}
 	}()
-	l.hold.renewer.observer.detached(ctx, l)
+	r.observer.detached(ctx, l)
 	returns = true
 	return x, nil
 }
@@ -585,6 +597,7 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 	}
 
 	r.mu.Lock()
+
 	// During the call, another caller may have re-entered the key or unlocked the lease.
 	if err = l.detachableLocked(); err != nil {
 		r.mu.Unlock()

@@ -220,7 +220,8 @@ func atOnce(n int, f func(i int) (answered bool)) {
 
 	var wg sync.WaitGroup
 	var outage atomic.Bool
-	// Points to the value of the panic, or to nil after runtime.Goexit.
+
+	// panicked points to the value of the panic, or to nil after runtime.Goexit.
 	var panicked atomic.Pointer[any]
 	flying := make(chan struct{}, maxAtOnce)
 	for i := range n {

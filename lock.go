@@ -179,6 +179,7 @@ func (r *request) claim(o *Options, token string) backend.Claim {
 		// after the max hold.
 		ttl = min(ttl, termFor(r.maxHold))
 	}
+
 	return backend.Claim{
 		Key:     o.Prefix + r.key,
 		Token:   token,

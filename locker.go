@@ -123,7 +123,7 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 		reaper:   &c.reaper,
 		observer: &c.observer,
 		wake:     make(chan struct{}, 1),
-		resumed:  resumed{},
+		resumed:  map[string]clock.Instant{},
 	}
 	return c, nil
 }

@@ -164,6 +164,7 @@ func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 	if r.caller.Prompt(ctx) { // the same choice as calls.Call makes, without closures on the heap
 		err = errNoReturn
 		defer func() { // also if the driver or a method of ctx panics
+
 			// If the driver is in this process, the outcome of a call that returns is known.
 			known := r.traits.Reach == backend.Process && err != errNoReturn
 			if err != nil && !known {
@@ -207,6 +208,7 @@ func (r *reaper) guard(cl backend.Claim,
 		g, err = ask(ctx, cl)
 		return g, err
 	}
+
 	late = func(g backend.Grant, err error) {
 		if err == nil {
 			granted := cl // a change of cl itself would move cl to the heap
@@ -296,6 +298,7 @@ func (r *reaper) startReleasesLocked(now clock.Instant, closing bool) time.Durat
 		if x.at > now && !closing && !drop {
 			return time.Duration(x.at - now)
 		}
+
 		r.queue[0] = nil
 		r.queue = r.queue[1:]
 		if drop {

@@ -122,6 +122,7 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 	if o != nil {
 		v = *o
 	}
+
 	rest := map[string]string{} // a new map, because c.Params belongs to the caller
 	for _, name := range slices.Sorted(maps.Keys(c.Params)) {
 		switch s := c.Params[name]; name {
@@ -145,6 +146,7 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 			return v, err
 		}
 	}
+
 	c.Params = rest
 	return v.withDefaults()
 }
@@ -166,6 +168,7 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	client, err := newClient(d, &opts)
 	if err != nil {
 		return nil, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)

@@ -43,9 +43,13 @@ type renewer struct {
 
 	// All below is guarded by mu.
 	holds   holdHeap      // holds that are trusted
-	resumed resumed       // the tokens of handles that this Client has resumed or resumes now
 	running bool          // its goroutine exists
 	wakesAt clock.Instant // when the goroutine serves the holds next
+
+	// resumed contains the tokens of handles that the Client has resumed, or resumes now. The value
+	// is the time of Clock.Awake from which on the store cannot have the token, or Never while that
+	// is not known. A Detach, and an Unlock that has freed the key, remove the token.
+	resumed map[string]clock.Instant
 
 	well    [tryClasses]lane // lanes of holds whose last renewal did not fail
 	suspect [tryClasses]lane // lanes of holds whose last renewal failed or was not answered
@@ -155,6 +159,7 @@ func (r *renewer) scheduleLocked(h *hold) {
 	if h.renewal == renews && h.busy == nil && !h.queued {
 		next = min(next, h.due)
 	}
+
 	if h.index < 0 {
 		h.index = int32(len(r.holds))
 		r.holds = append(r.holds, scheduled{})
@@ -205,6 +210,7 @@ func (q holdHeap) place(i int, s scheduled) {
 		q[i].hold.index = int32(i)
 		i = up
 	}
+
 	for down := 2*i + 1; down < len(q); down = 2*i + 1 {
 		if down+1 < len(q) && q[down+1].next < q[down].next {
 			down++
@@ -216,6 +222,7 @@ func (q holdHeap) place(i int, s scheduled) {
 		q[i].hold.index = int32(i)
 		i = down
 	}
+
 	q[i] = s
 	s.hold.index = int32(i)
 }
@@ -226,6 +233,7 @@ func (r *renewer) queueLocked(h *hold) {
 	if h.Failed > 0 {
 		lanes = &r.suspect
 	}
+
 	// The tries of each class last up to twice as long as the tries of the class before.
 	const shortest = backend.MinTTL / triesPerT
 	try := h.tryLocked(r.opts.Timeout)
@@ -439,6 +447,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim,
 	bound time.Duration) error {
 	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
+
 	// This error remains if send returns just before done has recorded the answer.
 	b.err = calls.NoAnswer(bound)
 	b.send(ctx, 0) // calls.Call has bounded ctx already
@@ -447,11 +456,6 @@ func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim,
 	defer r.mu.Unlock()
 	return b.err
 }
-
-// resumed contains the tokens of handles that a Client has resumed, or resumes now. The value is
-// the time of Clock.Awake from which on the store cannot have the token, or never while that is not
-// known. A Detach, and an Unlock that has freed the key, remove the token.
-type resumed map[string]clock.Instant
 
 // reserve records that the Client resumes a token. The call comes before the call to the store, so
 // that a second Resume cannot renew a hold whose first lease is being unlocked.

@@ -181,6 +181,7 @@ func (s *slotSearch) look(ctx context.Context, first int, end clock.Instant) (
 		r.key = r.name + "#" + strconv.Itoa(i)
 		r.slot = i + 1
 		l, answer := w.takePart(ctx, r, end, true)
+
 		switch {
 		case errors.Is(answer, ErrHeld):
 			// Without a call, only this Client knew that the slot is held.
@@ -205,6 +206,7 @@ func (s *slotSearch) look(ctx context.Context, first int, end clock.Instant) (
 			err = answer
 		}
 	}
+
 	if outage != nil && (w.once || !answered) {
 		return nil, 0, outage
 	}

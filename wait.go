@@ -63,6 +63,7 @@ func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease,
 
 	if c.opts.Observe != nil {
 		r.id = lastEventID.Add(1)
+
 		// Report it before start is read, so that the time of Observe is no part of the wait.
 		c.observer.call(ctx, w.event(EventRequested))
 		open = true
@@ -115,6 +116,7 @@ func (w *wait) reportLongWait(ctx context.Context) *time.Timer {
 	start := w.start
 	key := w.r.key
 	e := w.event(EventStillWaiting)
+
 	return time.AfterFunc(min(overdueTerms*w.r.ttl, time.Minute), func() {
 		c.spawn(func() {
 			e.Err = c.heldBy(ctx, key)
@@ -203,6 +205,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 			return nil, err
 		}
 	}
+
 	// A TryLock waits for a gap only if LockAll calls it.
 	byLockAll := w.r.op == "trylock" && w.r.parent != nil
 	if tk.After > 0 && (!w.once || byLockAll) {
@@ -326,6 +329,7 @@ func (w *wait) waitInLine(ctx context.Context) line.Ticket {
 		// The store had no time to answer, so report that other callers of this Client came first.
 		refusal = line.ErrHeldHere
 	}
+
 	// Do not hold mu here, because ctx may be the context of a lease, whose methods lock mu.
 	err := cmp.Or(withContextEnd(ctx, refusal), calls.NoAnswer(waited))
 	return line.Ticket{Do: line.GiveUp, Err: err}
@@ -356,6 +360,7 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool
 
 	w.lastAnswer = line.ErrHeldHere
 	err = context.Canceled // the wait ends without an answer
+
 	select {
 	case <-freed:
 		return false, nil
@@ -391,6 +396,7 @@ func (w *wait) abandon(l *Lease) {
 	if w.part != nil {
 		w.part.abandon(nil)
 	}
+
 	switch {
 	case w.line == nil:
 	case w.turn.Ready != nil:
@@ -474,6 +480,7 @@ func (w *wait) shouldWait() bool {
 
 	w.c.mu.Lock()
 	defer w.c.mu.Unlock()
+
 	// In an outage make an attempt, whose answer ends the outage. A Wait may return much later.
 	if w.line.InOutage() {
 		return false
@@ -567,6 +574,7 @@ func (w *wait) waitInStore(ctx context.Context, start clock.Instant, slept int64
 	cl := w.r.claim(&c.opts, newToken())
 	f, late := c.reaper.guard(cl, c.store.driver.Wait)
 	g, err := calls.Run(&c.store.caller, ctx, 0, nil, nil, f, late)
+
 	switch {
 	case err == nil:
 		now, _ := c.clock.Read()
@@ -691,6 +699,7 @@ func (w *wait) endErr(ctx context.Context) error {
 		}
 		w.c.mu.Unlock()
 	}
+
 	if err := withContextEnd(ctx, w.lastAnswer); err != nil {
 		return err
 	}
@@ -738,6 +747,7 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	if held.Shared && !w.r.shared && w.Wake == nil {
 		d = min(d, backend.SharedRetryEvery)
 	}
+
 	// Ask at the end of the term, because the key is free then if the holder has died.
 	if held.RetryAfter > 0 {
 		d = min(d, held.RetryAfter+line.MinSleep)
@@ -757,6 +767,7 @@ func (w *wait) listen(ctx context.Context) bool {
 	if !c.store.driver.Wakes() || w.Wake != nil {
 		return false
 	}
+
 	// Leave most of the time to the attempt that follows.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
 	if bound <= 0 || c.clock.Now() < w.listenAgain {

@@ -141,6 +141,7 @@ func Run[T any](c *Caller, ctx context.Context, bound time.Duration, leave, quit
 	done := make(chan struct{}) // closed when answer and failure are set
 	runs := c.Go(func() {
 		answer, failure = f(ctx)
+
 		// If the caller has left, the outcome is handled here.
 		if decided.Swap(true) && late != nil {
 			late(answer, failure)

@@ -91,6 +91,7 @@ func (k *Clock) Read() (now Instant, slept int64) {
 	}
 
 	seen := int64(k.suspended() - k.before)
+
 	// Store only a larger value, because instants must not go back, and another goroutine may have
 	// stored a larger value meanwhile.
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {

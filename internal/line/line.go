@@ -400,7 +400,9 @@ func (ln *Line) RowOver(now clock.Instant) bool {
 func (ln *Line) endRow(now clock.Instant, contended bool) clock.Instant {
 	p := &ln.pace
 	lasted := time.Duration(now - p.began)
-	// At random, because pace.refused recognises a new hold by how long its Client waited.
+
+	// The gap has a random length, because pace.refused recognises a new hold by how long its Client
+	// waited.
 	d := Jitter(min(lasted/partOfRow, rowTime))
 	p.began = 0
 	ln.turns = 0
@@ -409,6 +411,7 @@ func (ln *Line) endRow(now clock.Instant, contended bool) clock.Instant {
 	if ln.hold != nil && ln.hold.Unheard.Load() && !lingered {
 		return now
 	}
+
 	if contended {
 		d += max(2*ln.q.RoundTrip(), MinSleep)
 	}
@@ -449,6 +452,7 @@ func (ln *Line) lastLeaves() {
 	if !known && k.gapEnds <= now {
 		return
 	}
+
 	k.pace = ln.pace
 	q.contended.set(ln.key, k, now)
 }

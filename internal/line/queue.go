@@ -79,6 +79,7 @@ func (q *Queue) Join(t *Turn, once bool) (*Line, Ticket) {
 		ln.leave()
 		return nil, Ticket{Do: GiveUp, Err: err}
 	}
+
 	t.Ready = make(chan Ticket, 1)
 	t.place = ln.waiting.PushBack(t)
 	return ln, Ticket{Do: MustWait}
