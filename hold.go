@@ -136,6 +136,8 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Ins
 			h.confirmed = now
 		}
 	}
+
+	// This needs no mu, because no other goroutine knows h yet.
 	h.planLocked(renewalTime(since, time.Duration(until-since)), now)
 	h.Trust(until)
 	return h, nil

@@ -315,7 +315,8 @@ func lookup(strategy string) (opener, error) {
 		hint = fmt.Sprintf("put etcdlock before it, as in etcdlock+%s://…", strategy)
 	case strategy == "unix", strings.HasPrefix(strategy, "redis"):
 		hint = fmt.Sprintf("%s is a transport, which follows the strategy, "+
-			"as in spinlock+%[1]s://… (fairlock, pubsublock, redlock and spinlock take one)", strategy)
+			"as in spinlock+%[1]s://… (fairlock, pubsublock, redlock and spinlock take one)",
+			strategy)
 	case slices.Contains(ownStrategies, strategy):
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+strategy)
 	}

@@ -72,7 +72,9 @@ func (d *Driver) Listen(ctx context.Context, cl backend.Claim) (Listening, error
 // Renew calls the driver's Renew.
 func (d *Driver) Renew(ctx context.Context, cs []backend.Claim,
 	done func(int, backend.Grant, error)) {
-	d.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) { done(i, g, OwnEnd(ctx, err)) })
+	d.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) {
+		done(i, g, OwnEnd(ctx, err))
+	})
 }
 
 // Release calls the driver's Release.

@@ -401,8 +401,8 @@ func (ln *Line) endRow(now clock.Instant, contended bool) clock.Instant {
 	p := &ln.pace
 	lasted := time.Duration(now - p.began)
 
-	// The gap has a random length, because pace.refused recognises a new hold by how long its Client
-	// waited.
+	// The gap has a random length, because pace.refused recognises a new hold by how long its
+	// Client waited.
 	d := Jitter(min(lasted/partOfRow, rowTime))
 	p.began = 0
 	ln.turns = 0

@@ -26,7 +26,7 @@ const Fresh = 50 * time.Millisecond
 type Queue struct {
 	Clock     *clock.Clock
 	Ordered   bool                 // the driver queues the callers
-	Polls     bool                 // nothing in the store wakes callers that wait, so they must poll
+	Polls     bool                 // nothing in the store wakes callers, so they must poll
 	Timeout   time.Duration        // how long a caller waits during an outage
 	Owner     string               // the holder, in a refusal by this Client's own hold
 	RoundTrip func() time.Duration // the approximate time of one call to the store, or 0
