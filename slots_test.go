@@ -269,6 +269,7 @@ func TestSlotsThatDoNotAnswer(t *testing.T) {
 		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
 		within(t, "TryLock", began, hasp.DefaultTimeout)
 		for after := range 3 {
+			time.Sleep(time.Second) // past the gap that follows the last hold of the queue
 			began = time.Now()
 			hangs.Store(began.Add(time.Duration(after) * time.Second).UnixNano())
 			want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
