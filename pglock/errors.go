@@ -15,6 +15,44 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
+// These are SQLSTATE codes of PostgreSQL's errors.
+const (
+	serializationFailure = "40001"
+	deadlockDetected     = "40P01"
+	lockNotAvailable     = "55P03"
+	undefinedTable       = "42P01"
+	readOnlyTransaction  = "25006"
+	duplicateTable       = "42P07"
+	duplicateObject      = "42710" // here the row type of a table
+	uniqueViolation      = "23505"
+	insufficientRights   = "42501"
+	tooManyConnections   = "53300"
+)
+
+// The function code returns the SQLSTATE code of a PostgreSQL error, or "".
+func code(err error) string {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) {
+		return pe.Code
+	}
+	return ""
+}
+
+// isMade reports whether a statement that creates the table has failed because another client has
+// just created the table.
+func isMade(err error) bool {
+	c := code(err)
+	return c == duplicateTable || c == duplicateObject || c == uniqueViolation
+}
+
+func isLockTimeout(err error) bool { return code(err) == lockNotAvailable }
+
+// isConflict reports whether PostgreSQL has undone a statement because of another statement.
+func isConflict(err error) bool {
+	c := code(err)
+	return c == serializationFailure || c == deadlockDetected
+}
+
 // The type said wraps an error and replaces the error's text.
 type said struct {
 	text string

@@ -48,42 +48,41 @@ type waiter struct {
 // The connection exists only while callers wait, because each NOTIFY takes time in every session
 // that listens to any channel.
 type listener struct {
-	d      *driver
-	client int64 // the number of this Client, which its channel and its waiters contain
+	db      *database
+	client  int64           // the number of this Client, which its channel and its waiters contain
+	closing context.Context // ends when the driver is closed
+	wg      *sync.WaitGroup // counts the driver's goroutines
 
 	mu      sync.Mutex // guards the fields below
 	waits   map[spot]*waiter
-	count   int64     // how many numbers were given to waiters
 	purged  time.Time // when waiters without callers were last removed
 	last    time.Time // when a wait last began or ended
 	since   time.Time // when the present session began to listen; zero if there is none
 	running bool
-	deaf    bool               // the last attempt to listen failed, so waiting callers poll
-	hangUp  context.CancelFunc // ends the present session; nil before the first session
+	deaf    bool // the last attempt to listen failed, so waiting callers poll
 }
 
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
-func newListener(d *driver) *listener {
-	return &listener{d: d, client: 1 + rand.Int64N(1<<31-1), waits: map[spot]*waiter{}}
+func newListener(db *database, closing context.Context, wg *sync.WaitGroup) *listener {
+	return &listener{
+		db: db, client: 1 + rand.Int64N(1<<31-1), closing: closing, wg: wg,
+		waits: map[spot]*waiter{},
+	}
 }
 
 // channel is where the driver listens. The statements compute the same name from the number of a
 // waiter.
-func (l *listener) channel() string { return fmt.Sprint(l.d.channel, "_", l.client) }
+func (l *listener) channel() string { return fmt.Sprint(l.db.channel, "_", l.client) }
 
-// Listen registers a caller to be woken when its turn has come. When listening begins, the driver
-// wakes all callers.
-func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
-	return d.listener.add(spot{c.Key, c.Shared})
-}
-
+// add adds a caller that waits at p. It returns the caller's wake channel, and a function that
+// removes the caller.
 func (l *listener) add(p spot) (<-chan struct{}, func(), error) {
 	wake := make(chan struct{}, 1)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.d.bouncer.Load() || l.running && l.deaf || l.d.closing.Err() != nil {
+	if l.db.bouncer.Load() || l.running && l.deaf || l.closing.Err() != nil {
 		return nil, nil, errDeaf
 	}
 	w := l.waiterLocked(p)
@@ -91,7 +90,7 @@ func (l *listener) add(p spot) (<-chan struct{}, func(), error) {
 	l.last = time.Now()
 	if !l.running {
 		l.running, l.deaf = true, false
-		l.d.wg.Go(l.run)
+		l.wg.Go(l.run)
 	}
 
 	return wake, func() {
@@ -117,8 +116,10 @@ func (l *listener) waiterLocked(p spot) *waiter {
 	}
 	w := l.waits[p]
 	if w == nil {
-		l.count++
-		w = &waiter{spot: p, wakes: map[chan struct{}]bool{}, asked: time.Now(), number: l.client<<32 | l.count&(1<<32-1)}
+		w = &waiter{
+			spot: p, wakes: map[chan struct{}]bool{}, asked: time.Now(),
+			number: l.client<<32 | rand.Int64N(1<<32),
+		}
 		if p.shared {
 			w.number = -w.number
 		}
@@ -132,13 +133,14 @@ func (l *listener) waiterLocked(p spot) *waiter {
 // statement cannot remove that one.
 func (l *listener) dropLocked(w *waiter) {
 	delete(l.waits, w.spot)
-	if !w.inLine || l.d.closing.Err() != nil {
+	if !w.inLine || l.closing.Err() != nil {
 		return
 	}
-	l.d.wg.Go(func() {
+	l.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 		defer cancel()
-		_ = l.d.quit(ctx, w.key, w.number, closeGrace) // if it fails, the place ends after 3 s
+		// If this fails, the place ends after 3 s. No hold has the empty token.
+		_, _ = l.db.end(ctx, ending{key: w.key, token: new(""), waiter: w.number}, closeGrace)
 	})
 }
 
@@ -187,7 +189,7 @@ func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	}
 	switch {
 	case !c.WillRetry: // the last attempt of a caller that may be the heir
-	case !l.deaf && !l.d.bouncer.Load():
+	case !l.deaf && !l.db.bouncer.Load():
 		a.enters = ifRefused
 	case !c.Shared:
 		a.enters = ifReaders
@@ -298,37 +300,23 @@ func (l *listener) idle(ends bool) bool {
 
 // The method run listens until no caller waits any more, or the driver is closed.
 func (l *listener) run() {
-	for ctx := l.d.closing; ctx.Err() == nil && !l.idle(true); {
-		within, end := context.WithCancel(ctx)
-		l.mu.Lock()
-		l.hangUp = end
-		l.mu.Unlock()
-		failed := l.session(within)
-		end()
-		if !failed || ctx.Err() != nil {
+	for l.closing.Err() == nil && !l.idle(true) {
+		failed := l.session(l.closing)
+		if !failed || l.closing.Err() != nil {
 			continue // the loop goes on if a wait has just begun
 		}
 		l.set(true)
 
 		select {
 		case <-time.After(listenAgain):
-		case <-ctx.Done():
+		case <-l.closing.Done():
 		}
-	}
-}
-
-// The method leave ends the session, if any. It is called when the server may be a replica now.
-func (l *listener) leave() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.hangUp != nil {
-		l.hangUp()
 	}
 }
 
 // session connects and listens until no caller waits any more, ctx ends, or the connection fails.
 func (l *listener) session(ctx context.Context) (failed bool) {
-	c, err := l.d.connect(ctx)
+	c, err := l.db.connect(ctx)
 	if err != nil {
 		return true
 	}
@@ -363,26 +351,15 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 			return false
 		}
 		if err != nil {
-			// Find out whether the connection is half open. Meanwhile the callers try once a
-			// second.
+			// Find out whether the connection is half open, or the server may be a former primary.
+			// Meanwhile the callers try once a second.
 			within, cancel := context.WithTimeout(ctx, checkListening)
-			err := c.Ping(within)
+			var readOnly string
+			err := c.QueryRow(within, "SHOW transaction_read_only", pgx.QueryExecModeSimpleProtocol).Scan(&readOnly)
 			cancel()
-			if err != nil {
+			if err != nil || readOnly == "on" {
 				return true
 			}
 		}
 	}
-}
-
-// connect opens a connection beside the pool, with the pool's settings.
-func (d *driver) connect(ctx context.Context) (*pgx.Conn, error) {
-	cfg := d.statements.Config()
-	boundConnect(cfg.ConnConfig)
-	if cfg.BeforeConnect != nil {
-		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
-			return nil, err
-		}
-	}
-	return pgx.ConnectConfig(ctx, cfg.ConnConfig)
 }

@@ -56,9 +56,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		// stopped answering.
 		return p.IdleDuration > checkIdle && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}
-	var d *driver
+	db := &database{own: true}
 	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
-		withoutCancels(cc, func() bool { return d.bouncer.Load() })
+		withoutCancels(cc, db.bouncer.Load)
 		return nil
 	}
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -66,21 +66,13 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		// in the pool.
 		within, cancel := context.WithTimeout(ctx, cfg.ConnConfig.ConnectTimeout)
 		defer cancel()
-		return d.notice(within, conn, true)
+		return db.notice(within, conn, true)
 	}
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return nil, diagnose(err)
 	}
-	if d, err = newDriver(pool, true, o); err != nil {
-		pool.Close()
-		return nil, err
-	}
-	if err := d.setUp(ctx); err != nil {
-		d.Close()
-		return nil, err
-	}
-	return d, nil
+	return newDriver(ctx, db, pool, o)
 }
 
 // parse returns the settings of the pool. It passes on only the parameters in libpqParams, because

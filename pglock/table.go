@@ -1,10 +1,9 @@
 package pglock
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"strings"
 
@@ -46,55 +45,25 @@ const find = `SELECT current_setting('server_version_num')::int, current_user::t
 FROM (SELECT to_regclass($1) AS oid) t
 	LEFT JOIN pg_class c ON c.oid = t.oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace`
 
-// check returns ErrInvalid if a name is impossible, and sets the default of Table.
-func (o *Options) check() error {
-	for what, name := range map[string]string{"schema": o.Schema, "table": o.Table} {
-		if len(name) > 63 || strings.Contains(name, "\x00") {
-			return fmt.Errorf("%w: %s %q: PostgreSQL takes names of up to 63 bytes", backend.ErrInvalid, what, name)
-		}
-	}
-	if o.Table == "" {
-		o.Table = defaultTable
-	}
-	return nil
-}
-
-// setUp finds or creates the table, and prepares the statements for it.
-func (d *driver) setUp(ctx context.Context) error {
-	c, err := d.statements.Acquire(ctx)
-	if err != nil {
-		return diagnose(err)
-	}
-	defer c.Release()
-	if err := d.notice(ctx, c.Conn(), false); err != nil {
-		return diagnose(err)
-	}
-
-	f, err := d.find(ctx, c.Conn())
+// tableSchema returns the schema of the table that o names. It creates the table if there is none.
+func tableSchema(ctx context.Context, c *pgx.Conn, o Options) (string, error) {
+	f, err := findTable(ctx, c, o)
 	if err == nil && f.schema == "" {
-		if err = d.create(ctx, c.Conn(), f); err == nil {
-			f, err = d.find(ctx, c.Conn())
+		if err = createTable(ctx, c, o, f); err == nil {
+			f, err = findTable(ctx, c, o)
 		}
 	}
 	if err != nil {
-		return err
+		return "", err
 	}
-
-	if err := f.check(d.options.Table); err != nil {
-		return err
-	}
-	d.sql = newStatements(f.schema, d.options.Table)
-	h := fnv.New64a()
-	h.Write([]byte(f.schema + "\x00" + d.options.Table))
-	d.channel = fmt.Sprintf("hasp_%x", h.Sum64())
-	return nil
+	return f.schema, f.check(o.Table)
 }
 
-// The method find looks for the table.
-func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
-	name := pgx.Identifier{d.options.Table}
-	if d.options.Schema != "" {
-		name = pgx.Identifier{d.options.Schema, d.options.Table}
+// findTable looks for the table.
+func findTable(ctx context.Context, c *pgx.Conn, o Options) (f found, err error) {
+	name := pgx.Identifier{o.Table}
+	if o.Schema != "" {
+		name = pgx.Identifier{o.Schema, o.Table}
 	}
 	err = c.QueryRow(ctx, find, pgx.QueryExecModeExec, name.Sanitize()).Scan(
 		&f.version, &f.user, &f.database, &f.current, &f.schema, &f.columns, &f.primary, &f.rights)
@@ -103,7 +72,7 @@ func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
 	}
 	if code(err) == insufficientRights {
 		// The table may exist, but PostgreSQL does not say so if the user may not use the schema.
-		return f, noRights(err, c.Config().User, d.options.Schema, d.options.Table)
+		return f, noRights(err, c.Config().User, o.Schema, o.Table)
 	}
 	return f, diagnose(err)
 }
@@ -118,37 +87,25 @@ func noRights(err error, user, schema, table string) error {
 		user, schema, ddl, s, u, t, u, err)
 }
 
-// The method create creates the table, unless another client has just done so.
-func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
-	schema := d.options.Schema
-	if schema == "" {
-		schema = f.current
-	}
+// createTable creates the table, unless another client has just done so.
+func createTable(ctx context.Context, c *pgx.Conn, o Options, f found) error {
+	schema := cmp.Or(o.Schema, f.current)
 	if schema == "" {
 		return fmt.Errorf("%w: the search path of user %s has no schema: name one with the parameter schema", backend.ErrInvalid, f.user)
 	}
 
-	ddl := newStatements(schema, d.options.Table).table
+	ddl := newStatements(schema, o.Table).table
 	_, err := c.Exec(ctx, ddl, pgx.QueryExecModeExec)
 	if isMade(err) {
 		return nil
 	}
 	switch code(err) {
 	case insufficientRights:
-		return noRights(err, f.user, schema, d.options.Table)
+		return noRights(err, f.user, schema, o.Table)
 	case "3F000":
 		return fmt.Errorf("%w: there is no schema %q in database %s: create it, or check the parameter schema", backend.ErrInvalid, schema, f.database)
 	}
 	return diagnose(err)
-}
-
-// makeTable creates the table again after it has vanished.
-func (d *driver) makeTable(ctx context.Context) error {
-	err := d.queryOnce(ctx, d.statements, d.sql.table, func(int, pgx.Rows) error { return nil }, nil)
-	if errors.Is(err, errNoRow) || isMade(err) {
-		return nil
-	}
-	return err
 }
 
 // check returns an error if the table is not for hasp's locks, or if the user may not use it.
@@ -166,27 +123,4 @@ func (f found) check(table string) error {
 			f.user, name, name, pgx.Identifier{f.user}.Sanitize())
 	}
 	return nil
-}
-
-// notice finds out whether a connection pooler is between the driver and the server. If there is a
-// pooler, the answer comes from another server process than the one that was named when the
-// connection began. If there is no pooler and own is true, notice sets the session's isolation
-// level to read committed, which has the fewest conflicts, lock_timeout to 0, and plan_cache_mode so
-// that each statement is planned once. Without the 0, a wait for a table lock could end with the
-// same error as a wait for a row (see blocked).
-func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
-	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
-		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) ||
-			set_config('plan_cache_mode', 'force_generic_plan', false) END`
-	var pooled bool
-	var settings *string
-	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &settings)
-	if err == nil {
-		d.bouncer.Store(pooled)
-		if pooled {
-			d.listener.set(true) // LISTEN does not work through a pooler
-		}
-		lastAnswer(c)
-	}
-	return err
 }
