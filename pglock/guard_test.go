@@ -250,14 +250,15 @@ func Example_fence() {
 // A program's own work takes all connections of the pool that it has passed. Renewals have their own.
 func TestRenewalsBesideABusyPool(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
-	pool := newPool(t, pgtest.Shared(t).URL())
+	s, ctx := pgtest.Shared(t), t.Context()
+	pool := newPool(t, s.URL())
 	d := await.Value(pglock.NewDriver(ctx, pool, nil))
 	t.Cleanup(func() { d.Close() })
 	cs := []backend.Claim{{Key: "alone", Token: "one"}, {Key: "read", Token: "two", Shared: true}}
 	for i := range cs {
 		cs[i].TTL, cs[i].Timeout = time.Hour, time.Hour
 		await.Value(d.Acquire(ctx, cs[i]))
+		cs[i].TTL *= 2
 	}
 
 	for range pool.Config().MaxConns {
@@ -270,6 +271,11 @@ func TestRenewalsBesideABusyPool(t *testing.T) {
 			t.Errorf("renewal of %s: %v", cs[i].Key, err)
 		}
 	})
+	// The keys stay taken for the new terms.
+	rows := await.Value(s.Rows(ctx, "SELECT key FROM hasp_locks WHERE expires > now() + interval '90 min'"))
+	if len(rows) != len(cs) {
+		t.Errorf("%d keys have the new term, want %d", len(rows), len(cs))
+	}
 }
 
 // A reader joins another reader although a third one changes the row for longer than an
