@@ -48,8 +48,12 @@ func (db *database) use(pool *pgxpool.Pool) error {
 	boundConnect(cfg.ConnConfig)
 	renewals, err := pgxpool.NewWithConfig(context.Background(), cfg) // makes no connection yet
 	if err != nil {
+		if db.own {
+			pool.Close()
+		}
 		return err
 	}
+
 	db.statements = newConnections(pool)
 	db.renewals = newConnections(renewals)
 	return nil
@@ -95,6 +99,7 @@ func (db *database) setUp(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+
 	db.sql = newStatements(schema, o.Table)
 	h := fnv.New64a()
 	h.Write([]byte(schema + "\x00" + o.Table))
@@ -109,9 +114,11 @@ func (db *database) setUp(ctx context.Context, o Options) error {
 // that each statement is planned once. Without the 0, a wait for a table lock could end with the
 // same error as a wait for a row (see blocked).
 func (db *database) notice(ctx context.Context, c *pgx.Conn, own bool) error {
-	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
-		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) ||
-			set_config('plan_cache_mode', 'force_generic_plan', false) END`
+	const sql = `SELECT pg_backend_pid() <> $1::bigint,
+		CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
+			THEN set_config('default_transaction_isolation', 'read committed', false) ||
+				set_config('lock_timeout', '0', false) ||
+				set_config('plan_cache_mode', 'force_generic_plan', false) END`
 	var pooled bool
 	pid := int64(c.PgConn().PID())
 	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, pid, own).Scan(&pooled, nil)
@@ -119,6 +126,7 @@ func (db *database) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 		db.bouncer.Store(pooled)
 		lastAnswer(c)
 	}
+
 	return err
 }
 
@@ -142,8 +150,11 @@ func (db *database) end(ctx context.Context, e ending, most time.Duration) (ende
 	return ended, err
 }
 
+// scanRow reads the present row of rows. The first row has the number 0.
+type scanRow func(row int, rows pgx.Rows) error
+
 // query does what queryOn does, on a connection for statements.
-func (db *database) query(ctx context.Context, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
+func (db *database) query(ctx context.Context, sql string, scan scanRow, args ...any) error {
 	return db.queryOn(ctx, db.statements, sql, scan, args...)
 }
 
@@ -155,8 +166,12 @@ func (db *database) query(ctx context.Context, sql string, scan func(row int, ro
 // a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
 // isolation level is above read committed, serialization failures. After any other error the
 // statement is not repeated, because it may have been carried out.
-func (db *database) queryOn(ctx context.Context, on *connections, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
-	for conflicts, made := 0, false; ; {
+func (db *database) queryOn(
+	ctx context.Context, on *connections, sql string, scan scanRow, args ...any,
+) error {
+	conflicts := 0
+	made := false
+	for {
 		err := db.queryOnce(ctx, on, sql, scan, args)
 		switch {
 		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
@@ -175,7 +190,7 @@ func (db *database) queryOn(ctx context.Context, on *connections, sql string, sc
 
 // makeTable creates the table again after it has vanished.
 func (db *database) makeTable(ctx context.Context) error {
-	err := db.queryOnce(ctx, db.statements, db.sql.table, func(int, pgx.Rows) error { return nil }, nil)
+	err := db.queryOnce(ctx, db.statements, db.sql.table, nil, nil)
 	if errors.Is(err, errNoRow) || isMade(err) {
 		return nil
 	}
@@ -183,11 +198,14 @@ func (db *database) makeTable(ctx context.Context) error {
 }
 
 // queryOnce does what queryOn does, but repeats nothing.
-func (db *database) queryOnce(ctx context.Context, on *connections, sql string, scan func(row int, rows pgx.Rows) error, args []any) (err error) {
+func (db *database) queryOnce(
+	ctx context.Context, on *connections, sql string, scan scanRow, args []any,
+) (err error) {
 	c, err := on.acquire(ctx)
 	if err != nil {
 		return err
 	}
+
 	sent := time.Now()
 	defer func() {
 		on.health.note(ctx, c.Conn(), sent, err)
@@ -200,22 +218,26 @@ func (db *database) queryOnce(ctx context.Context, on *connections, sql string, 
 			args[i] = most.timeout(ctx)
 		}
 	}
-	if _, doubt := on.health.last(); db.bouncer.Load() || time.Since(doubt) < time.Minute {
+
+	if db.bouncer.Load() || on.health.doubted(time.Minute) {
 		// Do not prepare the statement, because that takes a second round trip. Over a slow link,
 		// the first statement on each new connection would fail.
 		args = append([]any{pgx.QueryExecModeExec}, args...)
 	}
+
 	rows, err := c.Conn().Query(ctx, sql, args...)
 	if err != nil {
 		return failure(c.Conn(), err)
 	}
 	defer rows.Close()
+
 	n := 0
 	for ; rows.Next(); n++ {
 		if err := scan(n, rows); err != nil {
 			return err
 		}
 	}
+
 	rows.Close() // after this, rows.Err returns the outcome of the statement
 	switch err := rows.Err(); {
 	case err != nil:
@@ -223,6 +245,7 @@ func (db *database) queryOnce(ctx context.Context, on *connections, sql string, 
 	case n == 0:
 		return errNoRow
 	}
+
 	return nil
 }
 
@@ -244,8 +267,8 @@ func failure(c *pgx.Conn, err error) error {
 }
 
 // lockWait is an argument that says how long a statement may wait for locks of PostgreSQL. When the
-// statement has a connection, the wait is shortened to end at the caller's
-// deadline. Otherwise the server could carry out the statement long after the caller has left.
+// statement has a connection, the wait is shortened to end at the caller's deadline. Otherwise the
+// server could carry out the statement long after the caller has left.
 type lockWait time.Duration
 
 // The method timeout returns the value for lock_timeout.

@@ -30,11 +30,13 @@ func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 	if held {
 		s.TTL = term(left)
 		if readers == nil {
-			s.Owner, s.Since = unhex(owner), time.UnixMicro(since)
+			s.Owner = unhex(owner)
+			s.Since = time.UnixMicro(since)
 		} else {
 			s.Shared = owners(*readers, time.UnixMicro(now))
 		}
 	}
+
 	return backend.Entry{Key: unhex(key), Status: s}, nil
 }
 
@@ -73,19 +75,4 @@ func term(left *int64) time.Duration {
 // micros returns d in microseconds, rounded up.
 func micros(d time.Duration) int64 {
 	return int64((d + time.Microsecond - 1) / time.Microsecond)
-}
-
-// afterPrefix returns the first key after all keys that begin with prefix, or nil if no key can
-// follow them.
-func afterPrefix(prefix string) []byte {
-	b := []byte(prefix)
-	for len(b) > 0 {
-		last := len(b) - 1
-		if b[last] < 0xff {
-			b[last]++
-			return b
-		}
-		b = b[:last]
-	}
-	return nil
 }

@@ -15,11 +15,15 @@ import (
 )
 
 const (
-	checkListening = 3 * time.Second       // after this time without a message, the connection is checked
-	listenAgain    = time.Second           // the pause after a failure
-	lingers        = 5 * time.Second       // after this time without waiters, the connection is closed
-	freshFor       = 50 * time.Millisecond // how long an answer may be given again
-	keepsPlace     = 3 * time.Second       // how long a waiter stays in the line of a key unless it asks again
+	// After checkListening without a message, the connection is checked.
+	checkListening = 3 * time.Second
+
+	listenAgain = time.Second           // the pause after a failure
+	lingers     = 5 * time.Second       // the connection is closed after this time without waiters
+	freshFor    = 50 * time.Millisecond // how long an answer may be given again
+
+	// keepsPlace is how long the database keeps a waiter in the line of a key unless it asks again.
+	keepsPlace = 3 * time.Second
 )
 
 // spot is what the callers of a Client wait for at one place in the line of a key.
@@ -31,7 +35,7 @@ type spot struct {
 // waiter is a place in the line of a key. Shared callers of a Client have one place together.
 type waiter struct {
 	spot
-	number int64                  // names the waiter in the database; negative if the place is shared
+	number int64                  // the waiter's name in the database; negative for shared callers
 	wakes  map[chan struct{}]bool // the wake channels of the callers that listen
 	asking int                    // attempts in flight
 	asked  time.Time              // when the last attempt began
@@ -82,14 +86,17 @@ func (l *listener) add(p spot) (<-chan struct{}, func(), error) {
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.db.bouncer.Load() || l.running && l.deaf || l.closing.Err() != nil {
+	mustPoll := l.db.bouncer.Load() || l.running && l.deaf
+	if mustPoll || l.closing.Err() != nil {
 		return nil, nil, errDeaf
 	}
+
 	w := l.waiterLocked(p)
 	w.wakes[wake] = true
 	l.last = time.Now()
 	if !l.running {
-		l.running, l.deaf = true, false
+		l.running = true
+		l.deaf = false
 		l.wg.Go(l.run)
 	}
 
@@ -114,6 +121,7 @@ func (l *listener) waiterLocked(p spot) *waiter {
 			}
 		}
 	}
+
 	w := l.waits[p]
 	if w == nil {
 		w = &waiter{
@@ -125,6 +133,7 @@ func (l *listener) waiterLocked(p spot) *waiter {
 		}
 		l.waits[p] = w
 	}
+
 	return w
 }
 
@@ -172,9 +181,11 @@ func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	if !c.WillRetry && l.waits[p] == nil {
 		return attempt{}, nil
 	}
+
 	w := l.waiterLocked(p)
 	listened := !l.since.IsZero() && l.since.Before(w.asked)
-	if c.WillRetry && listened && w.refusal != nil && time.Since(w.asked) < freshFor {
+	fresh := listened && time.Since(w.asked) < freshFor
+	if c.WillRetry && fresh && w.refusal != nil {
 		refusal = w.refusal
 		w.refusal = nil
 		return attempt{}, refusal
@@ -187,6 +198,7 @@ func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	if c.WillRetry {
 		w.token = c.Token
 	}
+
 	switch {
 	case !c.WillRetry: // the last attempt of a caller that may be the heir
 	case !l.deaf && !l.db.bouncer.Load():
@@ -194,6 +206,7 @@ func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	case !c.Shared:
 		a.enters = ifReaders
 	}
+
 	return a, nil
 }
 
@@ -203,6 +216,7 @@ func (l *listener) end(a attempt, err error) {
 	if w == nil {
 		return
 	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w.asking--
@@ -213,7 +227,8 @@ func (l *listener) end(a attempt, err error) {
 			w.refusal = err
 		}
 	case w.asking > 0 || len(w.wakes) > 1:
-		w.wakeLocked() // the grant has taken the number out of the line, so the others must ask again
+		// The grant has taken the number out of the line, so the other callers must ask again.
+		w.wakeLocked()
 	default:
 		w.inLine = false
 		if len(w.wakes) == 0 {
@@ -228,9 +243,13 @@ func (l *listener) leaves(p spot, token string) (number int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.waits[p]
-	if w == nil || w.token != token || w.asking > 0 || len(w.wakes) > 0 || !w.inLine {
+	if w == nil || w.token != token || !w.inLine {
 		return 0
 	}
+	if w.asking > 0 || len(w.wakes) > 0 {
+		return 0 // other callers wait at the place
+	}
+
 	delete(l.waits, p)
 	return w.number
 }
@@ -269,6 +288,7 @@ func (l *listener) set(deaf bool) {
 	if !deaf {
 		l.since = time.Now()
 	}
+
 	for _, w := range l.waits {
 		if !deaf {
 			w.wakeLocked()
@@ -289,11 +309,13 @@ func (l *listener) idle(ends bool) bool {
 	if time.Since(l.last) < lingers {
 		return false
 	}
+
 	for _, w := range l.waits {
 		if len(w.wakes) > 0 {
 			return false
 		}
 	}
+
 	l.running = l.running && !ends
 	return true
 }
@@ -335,6 +357,7 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 	if err != nil {
 		return true
 	}
+
 	l.set(false)
 	for {
 		within, cancel := context.WithTimeout(ctx, checkListening)
@@ -355,7 +378,7 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 			// Meanwhile the callers try once a second.
 			within, cancel := context.WithTimeout(ctx, checkListening)
 			var readOnly string
-			err := c.QueryRow(within, "SHOW transaction_read_only", pgx.QueryExecModeSimpleProtocol).Scan(&readOnly)
+			err := c.QueryRow(within, "SHOW transaction_read_only", pgx.QueryExecModeExec).Scan(&readOnly)
 			cancel()
 			if err != nil || readOnly == "on" {
 				return true

@@ -152,10 +152,13 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 
 // newDriver returns a driver over pool. If it returns an error, it has closed what it has opened,
 // and the pool if that is db's own.
-func newDriver(ctx context.Context, db *database, pool *pgxpool.Pool, o Options) (backend.Driver, error) {
+func newDriver(
+	ctx context.Context, db *database, pool *pgxpool.Pool, o Options,
+) (backend.Driver, error) {
 	if err := db.use(pool); err != nil {
 		return nil, err
 	}
+
 	d := &driver{database: db}
 	d.closing, d.stop = context.WithCancel(context.Background())
 	d.listener = newListener(db, d.closing, &d.wg)
@@ -163,6 +166,7 @@ func newDriver(ctx context.Context, db *database, pool *pgxpool.Pool, o Options)
 		d.Close()
 		return nil, err
 	}
+
 	return d, nil
 }
 
@@ -192,13 +196,16 @@ func (d *driver) Close() error {
 	case <-closed:
 	case <-time.After(closeGrace):
 	}
+
 	d.wg.Wait()
 	return nil
 }
 
 // Listen registers a caller to be woken when its turn has come. When listening begins, the driver
 // wakes all callers.
-func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
+func (d *driver) Listen(
+	_ context.Context, c backend.Claim,
+) (wake <-chan struct{}, stop func(), err error) {
 	return d.listener.add(spot{c.Key, c.Shared})
 }
 
@@ -209,10 +216,12 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, err
 	}
+
 	a, refusal := d.listener.begin(c)
 	if refusal != nil {
 		return backend.Grant{}, refusal
 	}
+
 	for {
 		g, settled, err := d.take(ctx, c, a)
 		if settled || !c.WillRetry || !errors.Is(err, backend.ErrHeld) {
@@ -246,11 +255,14 @@ const (
 
 // The method take makes one attempt. It reports whether a refused caller may wait without another
 // attempt.
-func (d *driver) take(ctx context.Context, c backend.Claim, a attempt) (g backend.Grant, settled bool, err error) {
+func (d *driver) take(
+	ctx context.Context, c backend.Claim, a attempt,
+) (g backend.Grant, settled bool, err error) {
 	most := maxBlocked
 	if s := d.statements.Stat(); s.MaxConns() > 1 && s.MaxConns()-s.AcquiredConns() <= 1 {
 		most = stillBlocked
 	}
+
 	for {
 		g, settled, err := d.takeOnce(ctx, c, a, most)
 		if !isLockTimeout(err) {
@@ -264,10 +276,13 @@ func (d *driver) take(ctx context.Context, c backend.Claim, a attempt) (g backen
 }
 
 // takeOnce sends one statement for the method take.
-func (d *driver) takeOnce(ctx context.Context, c backend.Claim, a attempt, most time.Duration) (g backend.Grant, settled bool, err error) {
+func (d *driver) takeOnce(
+	ctx context.Context, c backend.Claim, a attempt, most time.Duration,
+) (g backend.Grant, settled bool, err error) {
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // leave time to call the method blocked
 	}
+
 	var (
 		fence, left *int64
 		owner       string
@@ -285,8 +300,8 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, a attempt, most 
 	case err != nil:
 		return backend.Grant{}, false, err
 	case fence == nil:
-		rest := max(term(left), 0)
-		return backend.Grant{}, settled, &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: rest}
+		held := &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
+		return backend.Grant{}, settled, held
 	}
 
 	if rand.N(sweepOneIn) == 0 && d.closing.Err() == nil {
@@ -295,6 +310,7 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, a attempt, most 
 	if c.Fenced {
 		g.Fence = uint64(*fence)
 	}
+
 	return g, true, nil
 }
 
@@ -309,10 +325,12 @@ func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (guard
 	if lookErr != nil {
 		return false, err
 	}
+
 	readers := len(s.Shared) > 0
 	if s.Held && !(readers && c.Shared) {
 		owners := append(s.Shared, s.Owner)
-		return false, &backend.HeldError{Owner: owners[0], Shared: readers, RetryAfter: max(s.TTL, 0)}
+		held := &backend.HeldError{Owner: owners[0], Shared: readers, RetryAfter: max(s.TTL, 0)}
+		return false, held
 	}
 
 	var table, row bool
@@ -323,17 +341,21 @@ func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (guard
 	case lookErr != nil:
 		return false, err
 	case table:
-		return false, fmt.Errorf("%w (another statement, such as CREATE INDEX, locks the whole table)", err)
+		const why = "another statement, such as CREATE INDEX, locks the whole table"
+		return false, fmt.Errorf("%w (%s)", err, why)
 	case row && !s.Held:
 		return true, &backend.HeldError{RetryAfter: rand.N(restGuarded)}
 	case ctx.Err() != nil:
 		return false, err
 	}
+
 	return false, nil
 }
 
 // Renew makes the term of each hold last for at least the TTL of its claim, in one statement.
-func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(
+	ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error),
+) {
 	keys := make([][]byte, len(cs))
 	tokens := make([]string, len(cs))
 	ttls := make([]int64, len(cs))
@@ -355,6 +377,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 		renewed[n-1] = true
 		return nil
 	}
+
 	args := []any{keys, tokens, ttls, lockWait(maxRenewBlocked)}
 	err := d.queryOn(ctx, d.renewals, d.sql.renew, scan, args...)
 	if code(err) == tooManyConnections {
@@ -378,9 +401,6 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 // that time. A release of a shared hold does not affect the other shared holds. The token may also
 // belong to a caller that has waited, and whose place keeps others out. Then the place ends.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
-	if checkKey(c.Key) != nil {
-		return backend.ErrLost
-	}
 	waiter := d.listener.leaves(spot{c.Key, c.Shared}, c.Token)
 	e := ending{key: c.Key, token: &c.Token, waiter: waiter}
 	if rest := time.Until(c.KeepUntil); rest > 0 && !c.Shared {
@@ -408,6 +428,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	if err := checkKey(key); err != nil {
 		return backend.Status{}, err
 	}
+
 	var e backend.Entry
 	err := d.query(ctx, d.sql.inspect, func(_ int, rows pgx.Rows) (err error) {
 		e, err = scanEntry(rows)
@@ -416,16 +437,21 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	if errors.Is(err, errNoRow) {
 		err = nil // the key has no row
 	}
+
 	return e.Status, err
 }
 
 // List returns the keys that are held. Each statement looks at 1,000 rows.
-func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(
+	ctx context.Context, prefix string, timeout time.Duration,
+) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		end := afterPrefix(prefix)
 		for after := []byte(nil); ; {
-			page, last, err := d.page(ctx, []byte(prefix), after, end, timeout)
+			page, last, err := d.page(ctx, []byte(prefix), after, timeout)
 			for _, e := range page {
+				if !strings.HasPrefix(e.Key, prefix) {
+					return // keys are in order, so no more keys have the prefix
+				}
 				if e.Held && !yield(e, nil) {
 					return
 				}
@@ -447,7 +473,9 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 
 // page returns the entries that list.sql finds in the next 1,000 rows, and the last key, after
 // which the next page begins. If there are no more rows, all results are nil.
-func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
+func (d *driver) page(
+	ctx context.Context, prefix, after []byte, timeout time.Duration,
+) (page []backend.Entry, last []byte, err error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err = d.query(within, d.sql.list, func(row int, rows pgx.Rows) error {
@@ -455,10 +483,11 @@ func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout ti
 		page = append(page[:row], e)
 		last = []byte(e.Key)
 		return err
-	}, prefix, after, end)
+	}, prefix, after)
 	if errors.Is(err, errNoRow) {
 		return nil, nil, nil
 	}
+
 	return page, last, err
 }
 

@@ -23,6 +23,7 @@ func newStatements(schema, table string) *statements {
 	if schema != "" {
 		name = pgx.Identifier{schema, table}.Sanitize()
 	}
+
 	read := func(file string) string {
 		b, err := files.ReadFile("sql/" + file + ".sql")
 		if err != nil {
@@ -35,10 +36,12 @@ func newStatements(schema, table string) *statements {
 	for _, file := range []string{"present", "refuses", "entry"} { // parts of other files
 		parts = append(parts, "{"+file+"}", read(file))
 	}
+
 	fill := strings.NewReplacer(parts...)
 	text := func(file string) string {
 		return fill.Replace(fill.Replace(read(file))) // twice, because refuses contains present
 	}
+
 	return &statements{
 		name: name, table: text("table"), take: text("take"), blocked: text("blocked"),
 		renew: text("renew"), release: text("release"), inspect: text("inspect"),

@@ -27,7 +27,7 @@ func sweepInTurn(ctx context.Context, d *driver) {
 	within, cancel := context.WithTimeout(ctx, sweepCall)
 	defer cancel()
 	if _, err := d.Acquire(within, turn); err == nil {
-		_ = sweepAll(ctx, d.database, sweepAge) // a later sweep deletes the rows that this sweep leaves
+		_ = sweepAll(ctx, d.database, sweepAge) // if it fails, a later sweep deletes the rows
 	}
 }
 
@@ -44,5 +44,6 @@ func sweepAll(ctx context.Context, db *database, age time.Duration) error {
 			return err
 		}
 	}
+
 	return nil
 }
