@@ -125,12 +125,16 @@ func (c *caller) granted() error {
 	return nil
 }
 
-// A clock that was ahead has left a waiter that wants the key alone. It keeps no shared hold out, and
-// no caller from its place in the line.
+// A clock that was ahead has left an heir, or a waiter that wants the key alone. The heir keeps
+// nobody out. The waiter keeps no shared hold out, and no caller from its place in the line.
 func TestWaiterOfAWrongClock(t *testing.T) {
 	t.Parallel()
 	s, ctx := pgtest.Shared(t), t.Context()
 	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
+	lockOnce(t, a, "key")
+	s.Must(t, `UPDATE hasp_locks SET heir = 7, heir_until = now() + interval '1 h' WHERE key = 'key'`)
+	must(t, await.Value(b.TryLock(ctx, "key")).Unlock(ctx))
+
 	first := await.Value(a.Lock(ctx, "key", hasp.WithShared()))
 	s.Must(t, `UPDATE hasp_locks SET waiters = '{7}', ends = ARRAY[now() + interval '1 h'] WHERE key = 'key'`)
 	second := await.Value(b.TryLock(ctx, "key", hasp.WithShared()))
