@@ -8,5 +8,5 @@ import (
 
 // Sweep looks at one page of records, as one release of many does.
 func Sweep(ctx context.Context, d backend.Driver) error {
-	return d.(interface{ sweep(context.Context) error }).sweep(ctx)
+	return d.(*driver).sweeper.sweep(ctx)
 }

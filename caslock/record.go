@@ -24,65 +24,65 @@ type record struct {
 	Items []item `json:"items,omitempty"`
 }
 
+// isOf reports whether r is the record of key. A key that is not known is "".
+func (r *record) isOf(key string) bool {
+	if key == "" {
+		return len(r.Key) > 0
+	}
+	return key == string(r.Key)
+}
+
+// add adds an item whose term of ttl begins at the time now. It gives the item the number of this
+// write, so that nobody counts the term from the first sight of an earlier item.
+func (r *record) add(it item, ttl time.Duration, now time.Time) {
+	it.N = r.Write
+	it.TTL = ttl
+	it.Ends = now.Add(ttl)
+	r.Items = append(r.Items, it)
+}
+
 // item is a hold, the rest of a min hold, or the intent of a waiting writer. It dies when an
 // observer has seen its Token and N unchanged for TTL, by the observer's own clock.
 type item struct {
 	Kind   string        `json:"kind"`
 	Token  string        `json:"token"`
-	N      uint64        `json:"n"` // the number of the write that made or renewed it, so no N is used twice
+	N      uint64        `json:"n"` // of the write that made or renewed it, so no N is used twice
 	TTL    time.Duration `json:"ttl"`
 	Owner  []byte        `json:"owner,omitempty"`
 	Waited time.Duration `json:"waited,omitempty"`
 	Since  time.Time     `json:"since,omitzero"` // by the writer's clock, like Ends
-	Ends   time.Time     `json:"ends"`           // for people; it also ends items of the kinds kept and intent: see the method rest
+	Ends   time.Time     `json:"ends"`           // for people; for other uses see the method rest
 	seen   time.Time     // when this process first saw Token and N
 }
 
+// These are the kinds of an item.
 const (
-	exclusive = "exclusive"
-	shared    = "shared"
-	kept      = "kept"    // by a release with KeepUntil
-	intent    = "intent"  // of a writer that waits for readers; a record has one at most
-	foreign   = "foreign" // the hold of another program: see Foreign
+	kindExclusive = "exclusive"
+	kindShared    = "shared"
+	kindMinHold   = "kept"    // by a release with KeepUntil
+	kindIntent    = "intent"  // of a writer that waits for readers; a record has one at most
+	kindForeign   = "foreign" // the hold of another program: see Foreign
 )
 
-// name returns the name of a key in the store. It replaces each byte that is no letter, no digit
-// and none of "-_." by "=" and its hex code. A long name ends with a hash of the whole key.
-func name(key string) string {
-	name := strings.NewReplacer("%", "=", "+", "=20", "~", "=7E").Replace(url.QueryEscape(key))
-	if most := 253; len(name) > most { // the limit for names in Kubernetes
-		name = fmt.Sprintf("%s=%x", name[:most], sha256.Sum256([]byte(key)))
-	}
-	return name
-}
-
-// view is what this driver has last seen of a key.
-type view struct {
-	version string
-	rec     record
-}
+// tokenMinHold is the token of the rest of a min hold. No caller has it.
+const tokenMinHold = "kept"
 
 // rest returns how long the item still lives, as far as this process can tell. A min hold and an
 // intent guard no work, so they also end by the wall clock, for callers that ask only once.
 func (it *item) rest(now time.Time) time.Duration {
 	rest := it.TTL - now.Sub(it.seen)
-	if it.Kind == kept || it.Kind == intent {
+	if it.Kind == kindMinHold || it.Kind == kindIntent {
 		rest = min(rest, it.Ends.Sub(now.Round(0)))
 	}
 	return rest
 }
 
-// live returns the items that have not died.
-func (v *view) live(now time.Time) []item {
-	return without(v.rec.Items, func(it item) bool { return it.rest(now) <= 0 })
-}
+func isIntent(it item) bool { return it.Kind == kindIntent }
 
 // without returns a copy of items that lacks each item for which the function drop returns true.
 func without(items []item, drop func(it item) bool) []item {
 	return slices.DeleteFunc(slices.Clone(items), drop)
 }
-
-func isIntent(it item) bool { return it.Kind == intent }
 
 // find returns the index of the hold of token, or -1. Other items have tokens that no caller has.
 func find(items []item, token string) int {
@@ -92,25 +92,29 @@ func find(items []item, token string) int {
 // refusal returns the error for a claim that is refused because of items.
 func refusal(items []item, now time.Time) *backend.HeldError {
 	first := items[0]
-	e := &backend.HeldError{Owner: string(first.Owner), Shared: first.Kind == shared, Kept: first.Kind == kept, Waited: first.Waited}
+	e := &backend.HeldError{
+		Owner:  string(first.Owner),
+		Shared: first.Kind == kindShared,
+		Kept:   first.Kind == kindMinHold,
+		Waited: first.Waited,
+	}
+
 	for _, it := range items {
 		e.RetryAfter = max(e.RetryAfter, it.rest(now))
 	}
+
 	return e
 }
 
-// next returns a record with these items, which is to replace the record of v.
-func (v *view) next(items []item, now time.Time) *record {
-	r := v.rec
-	r.Write, r.Items = max(r.Write+1, uint64(now.UnixMicro())), items
-	return &r
-}
-
-// add adds an item whose term of ttl begins at the time now. It gives the item the number of this
-// write, so that nobody counts the term from the first sight of an earlier item.
-func (r *record) add(it item, ttl time.Duration, now time.Time) {
-	it.N, it.TTL, it.Ends = r.Write, ttl, now.Add(ttl)
-	r.Items = append(r.Items, it)
+// name returns the name of a key in the store. It replaces each byte that is no letter, no digit
+// and none of "-_." by "=" and its hex code. A long name ends with a hash of the whole key.
+func name(key string) string {
+	const most = 253 // the limit for names in Kubernetes
+	name := strings.NewReplacer("%", "=", "+", "=20", "~", "=7E").Replace(url.QueryEscape(key))
+	if len(name) > most {
+		name = fmt.Sprintf("%s=%x", name[:most], sha256.Sum256([]byte(key)))
+	}
+	return name
 }
 
 // Holder returns an owner and the longest term of the holds in a value that a driver has written,
@@ -119,10 +123,14 @@ func (r *record) add(it item, ttl time.Duration, now time.Time) {
 func Holder(value []byte) (owner string, ttl time.Duration, ours bool) {
 	var r record
 	_ = json.Unmarshal(value, &r)
+
 	for _, it := range without(r.Items, isIntent) {
-		owner, ttl = string(it.Owner), max(ttl, it.TTL)
+		owner = string(it.Owner)
+		ttl = max(ttl, it.TTL)
 	}
-	return owner, ttl, !slices.ContainsFunc(r.Items, func(it item) bool { return it.Kind == foreign })
+
+	isForeign := func(it item) bool { return it.Kind == kindForeign }
+	return owner, ttl, !slices.ContainsFunc(r.Items, isForeign)
 }
 
 // Foreign returns a value for Get that shows a driver the hold of another program, or no hold if
@@ -131,10 +139,20 @@ func Holder(value []byte) (owner string, ttl time.Duration, ours bool) {
 func Foreign(key string, last []byte, id, owner string, ttl time.Duration) []byte {
 	var r record
 	_ = json.Unmarshal(last, &r)
-	r.Key, r.Items = []byte(key), nil
+
+	r.Key = []byte(key)
+	r.Items = nil
+
 	if owner != "" {
-		r.Items = []item{{Kind: foreign, Token: id, TTL: ttl, Owner: []byte(owner), Ends: time.Now().Add(ttl)}}
+		r.Items = []item{{
+			Kind:  kindForeign,
+			Token: id,
+			TTL:   ttl,
+			Owner: []byte(owner),
+			Ends:  time.Now().Add(ttl),
+		}}
 	}
+
 	value, _ := json.Marshal(&r) // no error, because each field can be encoded
 	return value
 }

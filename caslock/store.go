@@ -2,7 +2,10 @@ package caslock
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -59,4 +62,39 @@ type Watcher interface {
 	// bounds only the call of Watch, so the watch goes on after ctx has ended. To end the watch,
 	// the caller calls the function stop once, which does not block.
 	Watch(ctx context.Context, name string) (changes <-chan struct{}, stop func(), err error)
+}
+
+// probe checks that the store refuses a Put and a Delete with a wrong version. Its values are
+// records, so a sweep removes one that is left after a lost reply.
+func probe(ctx context.Context, store Store) error {
+	key := "caslock-probe-" + rand.Text()
+	put := func(n uint64, version string) (string, error) {
+		r := record{Key: []byte(key), Write: uint64(time.Now().UnixMicro()) + n}
+		value, _ := json.Marshal(r) // no error, because each field can be encoded
+		return store.Put(ctx, key, value, version)
+	}
+
+	first, err := put(1, "")
+	if err != nil {
+		return err
+	}
+
+	second, err := put(2, first)
+	if err != nil {
+		return err
+	}
+
+	_, created := put(3, "")
+	_, replaced := put(3, first)
+	removed := store.Delete(ctx, key, first)
+	for _, err := range []error{created, replaced, removed} {
+		if err == nil || first == second {
+			return fmt.Errorf("%w: the store does not compare versions, so it cannot keep locks",
+				backend.ErrInvalid)
+		}
+		if !errors.Is(err, ErrConflict) {
+			return err
+		}
+	}
+	return store.Delete(ctx, key, second)
 }

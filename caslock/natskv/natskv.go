@@ -35,10 +35,13 @@ type Store struct {
 // remains the caller's. Let it reconnect for ever (nats.MaxReconnects(-1)) and keep nothing while
 // it is down (nats.ReconnectBufSize(-1)), so that no request is sent after its caller has left.
 func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock bool) (*Store, error) {
-	unfit := fmt.Errorf("natskv: bucket %q: %w: want no TTL, and a History of 1; if the server has another bucket, delete it", bucket.Bucket, backend.ErrInvalid)
+	unfit := fmt.Errorf(
+		"natskv: bucket %q: %w: want no TTL, and a History of 1; if the server has another bucket, delete it",
+		bucket.Bucket, backend.ErrInvalid)
 	if bucket.TTL > 0 || bucket.History > 1 {
 		return nil, unfit // before the bucket is created
 	}
+
 	kv, err := js.KeyValue(ctx, bucket.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, bucket)
@@ -47,10 +50,13 @@ func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueC
 	if err = cmp.Or(err, missing); err != nil {
 		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
 	}
-	if c := stream.CachedInfo().Config; c.MaxAge > 0 || c.MaxMsgsPerSubject > 1 {
+
+	config := &stream.CachedInfo().Config
+	if config.MaxAge > 0 || config.MaxMsgsPerSubject > 1 {
 		return nil, unfit
 	}
-	stream.CachedInfo().Config.AllowDirect = false // in this handle only: otherwise a replica that lags could answer a Get
+	// This handle only makes no direct gets. Otherwise a replica that lags could answer a Get.
+	config.AllowDirect = false
 	return &Store{js, kv, stream, bucket, clock}, nil
 }
 
@@ -60,42 +66,67 @@ func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
 }
 
 // key returns the key of name in the bucket, where a dot separates parts.
-func key(name string) string                { return "lock." + strings.ReplaceAll(name, ".", "/") }
-func version(revision uint64) string        { return strconv.FormatUint(revision, 10) }
-func revision(at string) uint64             { r, _ := strconv.ParseUint(at, 10, 64); return r }
+func key(name string) string { return "lock." + strings.ReplaceAll(name, ".", "/") }
+
+func version(revision uint64) string { return strconv.FormatUint(revision, 10) }
+
+// revision returns the revision of a version, or 0 for "".
+func revision(version string) uint64 {
+	r, _ := strconv.ParseUint(version, 10, 64)
+	return r
+}
+
+// subject returns the subject of the messages of name.
 func (s *Store) subject(name string) string { return "$KV." + s.bucket.Bucket + "." + key(name) }
 
-// Get reads the last value of name. A message with one of the two headers says that it was deleted.
+// Get reads the last value of name.
 func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 	m, err := s.stream.GetLastMsgForSubject(ctx, s.subject(name))
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		_, _ = s.js.CreateKeyValue(ctx, s.bucket) // the server has lost its data, so create the bucket for the next call
+		// The server has lost its data, so create the bucket for the next call.
+		_, _ = s.js.CreateKeyValue(ctx, s.bucket)
+		return caslock.Entry{}, err
 	case errors.Is(err, jetstream.ErrMsgNotFound):
-		err = nil
-	case err == nil && m.Header.Get("KV-Operation") == "" && m.Header.Get(jetstream.MarkerReasonHeader) == "":
-		e := caslock.Entry{Value: m.Data, Version: version(m.Sequence)}
-		if s.clock {
-			if now, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket); err == nil { // asks for the time after the message was read
-				e.Age = now.CachedInfo().TimeStamp.Sub(m.Time)
-			}
-		}
-		return e, nil
+		return caslock.Entry{}, nil
+	case err != nil:
+		return caslock.Entry{}, err
 	}
-	return caslock.Entry{}, err
+
+	// A message with one of these headers says that the value was deleted.
+	operation := m.Header.Get("KV-Operation")
+	marker := m.Header.Get(jetstream.MarkerReasonHeader)
+	if operation != "" || marker != "" {
+		return caslock.Entry{}, nil
+	}
+
+	e := caslock.Entry{Value: m.Data, Version: version(m.Sequence)}
+	if s.clock {
+		// This asks for the time after the message was read.
+		if now, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket); err == nil {
+			e.Age = now.CachedInfo().TimeStamp.Sub(m.Time)
+		}
+	}
+	return e, nil
 }
 
 // Put writes a message if the last message of name has this version.
 func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
-	write := func() (uint64, error) { return s.kv.Update(ctx, key(name), value, revision(at)) }
+	var last uint64
+	var err error
 	if at == "" {
-		write = func() (uint64, error) { return s.kv.Create(ctx, key(name), value) }
+		last, err = s.kv.Create(ctx, key(name), value)
+	} else {
+		last, err = s.kv.Update(ctx, key(name), value, revision(at))
 	}
-	last, err := write()
+
 	var api *jetstream.APIError
-	if errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
-		api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // another write is in flight
-		return "", caslock.ErrConflict
+	if errors.As(err, &api) {
+		switch api.ErrorCode {
+		case jetstream.JSErrCodeStreamWrongLastSequence,
+			jetstream.JSErrCodeStreamWrongLastSequenceConstant: // another write is in flight
+			return "", caslock.ErrConflict
+		}
 	}
 	return version(last), err
 }
@@ -104,10 +135,13 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 // purge leaves no marker, which would stay for ever. No watch sees a purge, but nobody waits for a
 // free key.
 func (s *Store) Delete(ctx context.Context, name, at string) error {
-	err := s.stream.Purge(ctx, jetstream.WithPurgeSubject(s.subject(name)), jetstream.WithPurgeSequence(revision(at)+1))
+	err := s.stream.Purge(ctx,
+		jetstream.WithPurgeSubject(s.subject(name)),
+		jetstream.WithPurgeSequence(revision(at)+1))
 	if err != nil {
 		return err
 	}
+
 	e, err := s.Get(ctx, name)
 	if e.Version != "" {
 		return caslock.ErrConflict
@@ -125,6 +159,7 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 		cancel()
 		return nil, nil, err
 	}
+
 	changes := make(chan struct{}, 1)
 	go func() {
 		defer close(changes)
@@ -135,7 +170,14 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 			}
 		}
 	}()
-	return changes, func() { go func() { _ = w.Stop(); cancel() }() }, nil
+
+	stop := func() {
+		go func() { // because Stop may block
+			_ = w.Stop()
+			cancel()
+		}()
+	}
+	return changes, stop, nil
 }
 
 // Scan reads messages in the order of their revisions, by a watch that reports when there are no
@@ -143,15 +185,19 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w, err := s.kv.Watch(own, ">", jetstream.ResumeFromRevision(max(revision(position), 1)), jetstream.IgnoreDeletes())
+	from := jetstream.ResumeFromRevision(max(revision(position), 1))
+	w, err := s.kv.Watch(own, ">", from, jetstream.IgnoreDeletes())
 	if err != nil {
 		return nil, "", err
 	}
-	go func() { // the library blocks without a reader, so read until it closes the channel, if it ever does
+
+	// The library blocks without a reader, so read until it closes the channel, if it ever does.
+	go func() {
 		<-own.Done()
 		for range w.Updates() {
 		}
 	}()
+
 	for len(es) < n {
 		select {
 		case <-ctx.Done():
@@ -159,10 +205,12 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 		case e, ok := <-w.Updates():
 			if !ok {
 				return nil, "", errors.New("natskv: the watch has ended")
-			} else if e == nil { // there are no more messages
+			}
+			if e == nil { // there are no more messages
 				return es, "", nil
 			}
-			es, next = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())}), version(e.Revision()+1)
+			es = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())})
+			next = version(e.Revision() + 1)
 		}
 	}
 	return es, next, nil

@@ -32,6 +32,9 @@ import (
 	"github.com/hasplock/hasp/caslock"
 )
 
+// maxValue is how many bytes of an object are read. A record of 10,000 shared holds is shorter.
+const maxValue = 4 << 20
+
 // Client is what a Store needs of an [s3.Client].
 type Client interface {
 	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
@@ -43,20 +46,20 @@ type Client interface {
 // Store keeps its entries in objects of a bucket, whose names begin with a prefix. It is safe for
 // concurrent use.
 type Store struct {
-	client         Client
-	bucket, prefix string
-	clock          bool
+	client Client
+	bucket string
+	prefix string
+	clock  bool // the servers' clocks agree
 }
-
-const maxValue = 4 << 20 // bytes of an object that are read; a record of 10,000 shared holds is shorter
 
 // New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such
 // as "locks/". Set clock only if the servers' clocks agree. The retries of client are not used.
 func New(client Client, bucket, prefix string, clock bool) (*Store, error) {
 	if client == nil || bucket == "" || len(prefix) > 700 {
-		return nil, fmt.Errorf("s3kv: %w: want a client, a bucket and a prefix of 700 bytes at most", backend.ErrInvalid)
+		return nil, fmt.Errorf("s3kv: %w: want a client, a bucket and a prefix of 700 bytes at most",
+			backend.ErrInvalid)
 	}
-	return &Store{client, bucket, prefix, clock}, nil
+	return &Store{client: client, bucket: bucket, prefix: prefix, clock: clock}, nil
 }
 
 // once switches off the retries of one call.
@@ -77,11 +80,15 @@ func answer(err error) error {
 	if !errors.As(err, &api) {
 		return err
 	}
+
 	switch api.ErrorCode() { // the SDK derives a code from the status of an empty answer
-	case "PreconditionFailed", "NoSuchKey", "NotFound", "ConditionalRequestConflict", "OperationAborted", "Conflict":
+	case "PreconditionFailed", "NoSuchKey", "NotFound":
+		return caslock.ErrConflict
+	case "ConditionalRequestConflict", "OperationAborted", "Conflict":
 		return caslock.ErrConflict
 	case "NotImplemented":
-		return fmt.Errorf("s3kv: %w: the store lacks a condition, so it cannot keep locks: %w", backend.ErrInvalid, err)
+		return fmt.Errorf("s3kv: %w: the store lacks a condition, so it cannot keep locks: %w",
+			backend.ErrInvalid, err)
 	}
 	return err
 }
@@ -91,16 +98,20 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 	return s.get(ctx, s.object(name))
 }
 
-func (s *Store) get(ctx context.Context, name *string) (e caslock.Entry, err error) {
-	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: name}, once)
+func (s *Store) get(ctx context.Context, object *string) (e caslock.Entry, err error) {
+	in := &s3.GetObjectInput{Bucket: &s.bucket, Key: object}
+	out, err := s.client.GetObject(ctx, in, once)
 	if err = answer(err); errors.Is(err, caslock.ErrConflict) {
 		return e, nil // there is no object
-	} else if err != nil {
+	}
+	if err != nil {
 		return e, err
 	}
 	defer out.Body.Close()
+
 	e.Version = aws.ToString(out.ETag)
-	if now, known := middleware.GetServerTime(out.ResultMetadata); s.clock && known && out.LastModified != nil {
+	now, known := middleware.GetServerTime(out.ResultMetadata)
+	if s.clock && known && out.LastModified != nil {
 		e.Age = now.Sub(*out.LastModified) - 2*time.Second // both are whole seconds
 	}
 	e.Value, err = io.ReadAll(io.LimitReader(out.Body, maxValue))
@@ -109,10 +120,17 @@ func (s *Store) get(ctx context.Context, name *string) (e caslock.Entry, err err
 
 // Put writes the object of name if it has this ETag, which is a hash of the value.
 func (s *Store) Put(ctx context.Context, name string, value []byte, version string) (string, error) {
-	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: s.object(name), Body: bytes.NewReader(value), IfMatch: &version}
-	if version == "" {
-		in.IfMatch, in.IfNoneMatch = nil, aws.String("*")
+	in := &s3.PutObjectInput{
+		Bucket: &s.bucket,
+		Key:    s.object(name),
+		Body:   bytes.NewReader(value),
 	}
+	if version == "" {
+		in.IfNoneMatch = aws.String("*")
+	} else {
+		in.IfMatch = &version
+	}
+
 	out, err := s.client.PutObject(ctx, in, once)
 	if err != nil {
 		return "", answer(err)
@@ -122,13 +140,18 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, version stri
 
 // Delete deletes the object of name if it has this ETag.
 func (s *Store) Delete(ctx context.Context, name, version string) error {
-	_, err := s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: s.object(name), IfMatch: &version}, once)
+	in := &s3.DeleteObjectInput{Bucket: &s.bucket, Key: s.object(name), IfMatch: &version}
+	_, err := s.client.DeleteObject(ctx, in, once)
 	return answer(err)
 }
 
 // Scan lists objects in the order of their names, and reads up to 16 of them at the same time.
 func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
-	in := &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &s.prefix, MaxKeys: aws.Int32(int32(n))}
+	in := &s3.ListObjectsV2Input{
+		Bucket:  &s.bucket,
+		Prefix:  &s.prefix,
+		MaxKeys: aws.Int32(int32(n)),
+	}
 	if position != "" {
 		in.StartAfter = &position
 	}
@@ -136,19 +159,22 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 	if err != nil {
 		return nil, "", err
 	}
-	es, errs := make([]caslock.Entry, len(out.Contents)), make([]error, len(out.Contents))
-	var wg sync.WaitGroup
+
+	es = make([]caslock.Entry, len(out.Contents))
+	errs := make([]error, len(out.Contents))
 	slots := make(chan struct{}, 16)
+	var wg sync.WaitGroup
 	for i, o := range out.Contents {
 		slots <- struct{}{}
 		wg.Go(func() {
 			es[i], errs[i] = s.get(ctx, o.Key)
 			<-slots
 		})
-		if aws.ToBool(out.IsTruncated) {
-			next = aws.ToString(o.Key)
-		}
 	}
 	wg.Wait()
+
+	if n := len(out.Contents); n > 0 && aws.ToBool(out.IsTruncated) {
+		next = aws.ToString(out.Contents[n-1].Key)
+	}
 	return es, next, errors.Join(errs...)
 }

@@ -1,0 +1,105 @@
+package caslock
+
+import (
+	"slices"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// intentTTL is longer than the sleeps of a writer that waits. See Claim.WillRetry.
+const intentTTL = 3 * time.Second
+
+// attempt is one call of Acquire.
+type attempt struct {
+	claim  backend.Claim
+	writer string               // the token of the intents of this driver
+	sent   map[uint64]time.Time // when each Put was sent, by the number of its write
+	grant  backend.Grant        // means nothing if the call returns an error
+}
+
+// edit returns the record that takes the key, if v shows that it is free for the claim. If v shows
+// that an earlier Put of this call has taken the key, edit writes nothing.
+func (a *attempt) edit(v *view, now time.Time) (*record, error) {
+	items := v.live(now)
+	if i := find(items, a.claim.Token); i >= 0 {
+		return nil, a.resume(items[i], now)
+	}
+
+	r := v.next(without(items, isIntent), now)
+	if blockers := without(items, a.admits); len(blockers) > 0 {
+		return a.refuse(r, items, blockers, now)
+	}
+
+	it := a.item(now)
+	if a.claim.Shared {
+		it.Kind = kindShared
+	}
+	if a.claim.Fenced {
+		r.Fence = r.Write
+	}
+	r.add(it, a.claim.TTL, now)
+	a.sent[r.Write] = now
+	a.grant = grant(&a.claim, r.Write, now)
+	return r, nil
+}
+
+// resume sets the grant if the hold it was made by an earlier Put of this call. The term counts
+// from that Put, because others may have seen its record since.
+func (a *attempt) resume(it item, now time.Time) error {
+	at, ours := a.sent[it.N]
+	if !ours {
+		return refusal([]item{it}, now) // the hold of an earlier call
+	}
+
+	a.grant = grant(&a.claim, it.N, at)
+	return nil
+}
+
+// admits reports whether the claim can have the key beside the item.
+func (a *attempt) admits(it item) bool {
+	if a.claim.Shared {
+		return it.Kind == kindShared
+	}
+	return it.Kind == kindIntent
+}
+
+// refuse returns the error for a claim that blockers refuse. If they are shared holds and the claim
+// is of a writer that waits, refuse also returns r with the intent of this driver.
+//
+// If the record has a fresh intent, the writer writes nothing: a Watcher reports each write, also
+// to the writer itself.
+func (a *attempt) refuse(r *record, items, blockers []item, now time.Time) (*record, error) {
+	held := refusal(blockers, now)
+	isFresh := func(it item) bool { return isIntent(it) && it.rest(now) > intentTTL/2 }
+
+	waits := a.claim.WillRetry && !a.claim.Shared
+	if !waits || !held.Shared || slices.ContainsFunc(items, isFresh) {
+		return nil, held
+	}
+
+	it := a.item(now)
+	it.Kind = kindIntent
+	it.Token = a.writer // the driver's token, so a release of any later claim removes it
+	r.add(it, intentTTL, now)
+	return r, held
+}
+
+// item returns the item of an exclusive hold. Its term is still missing.
+func (a *attempt) item(now time.Time) item {
+	return item{
+		Kind:   kindExclusive,
+		Token:  a.claim.Token,
+		Owner:  []byte(a.claim.Owner),
+		Waited: a.claim.Waited,
+		Since:  now,
+	}
+}
+
+// grant returns the grant of a hold whose Put was sent at the time start.
+func grant(c *backend.Claim, fence uint64, start time.Time) backend.Grant {
+	if !c.Fenced {
+		fence = 0
+	}
+	return backend.Grant{Fence: fence, Until: start.Add(c.TTL - backend.Drift(c.TTL))}
+}

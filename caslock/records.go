@@ -1,0 +1,132 @@
+package caslock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+var errForeign = fmt.Errorf(
+	"%w: the value was written by another program: remove it, or choose another key",
+	backend.ErrInvalid)
+
+// records reads and writes the records of a store.
+type records struct {
+	store Store
+	views *views // what this process has last seen of each key
+}
+
+// editor decides what replaces the record of a view. The argument now is a time before the write.
+// It returns no record if nothing is to be written.
+type editor func(v *view, now time.Time) (*record, error)
+
+func newRecords(store Store) *records {
+	return &records{store: store, views: &views{byKey: map[string]*view{}}}
+}
+
+// get reads the record of key.
+func (rs *records) get(ctx context.Context, key string) (*view, error) {
+	e, err := rs.store.Get(ctx, name(key))
+	if err != nil {
+		return nil, err
+	}
+
+	return rs.decode(key, e, time.Now())
+}
+
+// decode returns the view of an entry. A key that is not known is "". The argument now is a time
+// after the reply, because a time from before the call could be earlier than the write. The writer
+// began to count its term before the write.
+func (rs *records) decode(key string, e Entry, now time.Time) (*view, error) {
+	var r record
+	if e.Version == "" {
+		r.Key = []byte(key)
+	} else if err := json.Unmarshal(e.Value, &r); err != nil || !r.isOf(key) {
+		return nil, errForeign
+	}
+
+	return rs.views.remember(e.Version, r, now.Add(-max(e.Age, 0))), nil
+}
+
+// page returns the views of one call of Scan, and the next position. It leaves out the values that
+// other programs have written, and entries that were deleted during the Scan.
+func (rs *records) page(
+	ctx context.Context, prefix, position string, n int, timeout time.Duration,
+) (vs []*view, next string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+
+	es, next, err := rs.store.Scan(ctx, position, n)
+
+	for _, e := range es {
+		if e.Version == "" {
+			continue
+		}
+		v, err := rs.decode("", e, time.Now())
+		if err == nil && strings.HasPrefix(string(v.rec.Key), prefix) {
+			vs = append(vs, v)
+		}
+	}
+
+	return vs, next, err
+}
+
+// put writes r if the key still has the version of v.
+func (rs *records) put(ctx context.Context, v *view, r *record) error {
+	value, _ := json.Marshal(r) // no error, because each field can be encoded
+	version, err := rs.store.Put(ctx, name(string(r.Key)), value, v.version)
+	if err != nil {
+		return err
+	}
+
+	if version == "" || version == v.version {
+		return fmt.Errorf("the store gave version %q to two values of a key", version)
+	}
+
+	rs.views.remember(version, *r, time.Now())
+	return nil
+}
+
+// remove deletes the record of v if the key still has its version.
+func (rs *records) remove(ctx context.Context, v *view) error {
+	return rs.store.Delete(ctx, name(string(v.rec.Key)), v.version)
+}
+
+// update writes the record that edit returns for a view, and returns edit's error. If edit returns
+// no record, update writes nothing. It takes at most the duration timeout. It begins with v, or
+// with a read if v is nil. It reads again if another write came first, which may be update's own
+// Put if a library or a proxy has sent the Put twice.
+func (rs *records) update(
+	ctx context.Context, key string, timeout time.Duration, v *view, edit editor,
+) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+
+	for pause := time.Millisecond; ; pause = min(2*pause, 30*time.Millisecond) {
+		if v == nil {
+			if v, err = rs.get(ctx, key); err != nil {
+				return err
+			}
+		}
+
+		now := time.Now() // before the Put, which may take long
+		r, result := edit(v, now)
+		if r != nil {
+			if err := rs.put(ctx, v, r); err != nil {
+				result = err
+			}
+		}
+		if !errors.Is(result, ErrConflict) {
+			return result
+		}
+
+		v = nil
+		time.Sleep(mathrand.N(pause)) // so that two writers do not conflict again
+	}
+}

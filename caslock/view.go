@@ -1,0 +1,125 @@
+package caslock
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// view is what this driver has last seen of a key.
+type view struct {
+	version string
+	rec     record
+}
+
+// live returns the items that have not died.
+func (v *view) live(now time.Time) []item {
+	return without(v.rec.Items, func(it item) bool { return it.rest(now) <= 0 })
+}
+
+// next returns a record with these items, which is to replace the record of v.
+func (v *view) next(items []item, now time.Time) *record {
+	r := v.rec
+	r.Write = max(r.Write+1, uint64(now.UnixMicro()))
+	r.Items = items
+	return &r
+}
+
+// status is for people, so a hold also ends by the wall clock of its holder. Otherwise Inspect
+// would report the hold of a dead process until this process has seen the hold for a whole term.
+func (v *view) status(now time.Time) backend.Status {
+	s := backend.Status{Fence: v.rec.Fence}
+	for _, it := range v.live(now) {
+		rest := min(it.rest(now), it.Ends.Sub(now.Round(0)))
+		if rest <= 0 {
+			continue
+		}
+
+		owner := string(it.Owner)
+		if isIntent(it) {
+			s.Waiters = append(s.Waiters, owner)
+			continue
+		}
+
+		s.Held = true
+		s.TTL = max(s.TTL, rest)
+		if it.Kind == kindShared {
+			s.Shared = append(s.Shared, owner)
+		} else {
+			s.Owner = owner
+			s.Since = it.Since
+			s.Kept = it.Kind == kindMinHold
+		}
+	}
+
+	s.Shared = s.Shared[:min(len(s.Shared), 1000)]
+	return s
+}
+
+// maxViews is how many keys views remembers at most.
+const maxViews = 10_000
+
+// views remembers the last view of each key.
+type views struct {
+	mu    sync.Mutex // guards byKey, and the time seen of each item while remember sets it
+	byKey map[string]*view
+}
+
+// last returns the last view of key, or nil.
+func (vs *views) last(key string) *view {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	return vs.byKey[key]
+}
+
+// remember returns the view of a record, and keeps it as the last view of its key. An item that was
+// in the view before keeps its time seen.
+func (vs *views) remember(version string, r record, now time.Time) *view {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+
+	for i := range r.Items {
+		it := &r.Items[i]
+		it.seen = vs.firstSeenLocked(string(r.Key), it, now)
+	}
+	vs.makeRoomLocked()
+
+	v := &view{version, r}
+	vs.byKey[string(r.Key)] = v
+	return v
+}
+
+// firstSeenLocked returns when this process first saw the item of key, which is not after now.
+func (vs *views) firstSeenLocked(key string, it *item, now time.Time) time.Time {
+	before := vs.byKey[key]
+	if before == nil {
+		return now
+	}
+
+	seen := now
+	for _, old := range before.rec.Items {
+		isSame := old.Token == it.Token && old.N == it.N
+		if isSame && old.seen.Before(seen) {
+			seen = old.seen
+		}
+	}
+
+	return seen
+}
+
+// makeRoomLocked deletes the views of free keys if there are too many views. If that is not enough,
+// it deletes some others, which only delays a take-over.
+func (vs *views) makeRoomLocked() {
+	if len(vs.byKey) >= maxViews {
+		maps.DeleteFunc(vs.byKey, func(_ string, v *view) bool { return len(v.rec.Items) == 0 })
+	}
+
+	for k := range vs.byKey {
+		if len(vs.byKey) < maxViews {
+			break
+		}
+		delete(vs.byKey, k)
+	}
+}
