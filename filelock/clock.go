@@ -12,6 +12,9 @@ type instant struct {
 	wall time.Time     // the time by the wall clock
 }
 
+// clock returns the present instant.
+type clock func() instant
+
 // readClock returns the present instant. If the boot clock cannot be read, the wall clock alone
 // decides. In that case, setting the wall clock forward by a term can break exclusion.
 func readClock() instant {

@@ -99,10 +99,10 @@ func TestTornRecordFromBeforeThisBootHoldsNothing(t *testing.T) {
 	} {
 		clock := newDial()
 		d := clock.on(t.TempDir())
-		write(t, d.path("k"), c.content)
+		write(t, d.folder.recordFile("k"), c.content)
 		for age, blocks := range map[time.Duration]bool{-time.Minute: true, time.Minute: !c.torn} {
 			at := clock.read().bootTime().Add(-age)
-			must(t, os.Chtimes(d.path("k"), at, at))
+			must(t, os.Chtimes(d.folder.recordFile("k"), at, at))
 			_, err := d.Inspect(t.Context(), "k")
 			if (err != nil) != blocks || errors.Is(err, backend.ErrHeld) {
 				t.Errorf("%s, %v before the boot: %v", name, age, err)
@@ -110,7 +110,7 @@ func TestTornRecordFromBeforeThisBootHoldsNothing(t *testing.T) {
 		}
 
 		old := clock.read().bootTime().Add(-time.Minute)
-		must(t, os.Chtimes(d.path("k"), old, old))
+		must(t, os.Chtimes(d.folder.recordFile("k"), old, old))
 		if _, err := d.Acquire(t.Context(), claim("k")); (err == nil) != c.torn {
 			t.Errorf("%s: acquire: %v", name, err)
 		}

@@ -72,7 +72,7 @@ func harness() conformance.Harness {
 		Entries: s.entries,
 		Sweep: func(ctx context.Context, store string) error {
 			d := on(store, nil)
-			d.sweep(ctx, openFiles)
+			d.sweeper.sweep(ctx, openFiles)
 			return d.Close()
 		},
 		Timeout: time.Second, // short, because the clause on leftovers waits for two Timeouts

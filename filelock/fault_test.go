@@ -50,7 +50,7 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 			d := on(t.TempDir(), nil)
 			c := claim("k")
 			acquire(t, d, c)
-			path := d.path("k")
+			path := d.folder.recordFile("k")
 			must(t, os.Remove(path))
 			plant(t, path)
 			near := claim(neighbour("k")) // another key of the stripe works as usual
@@ -73,7 +73,7 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) || before.Size() != after.Size() {
 				t.Errorf("the file was touched: %v, %v", after, err)
 			}
-			if _, err := os.Stat(filepath.Join(d.dir, "elsewhere")); name == "link" && err == nil {
+			if _, err := os.Stat(filepath.Join(d.folder.path, "elsewhere")); name == "link" && err == nil {
 				t.Error("the link was followed")
 			}
 
@@ -90,18 +90,18 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 // the nameless file does not have the guard.
 func TestGuardThatWasRemovedIsNotHad(t *testing.T) {
 	d := on(t.TempDir(), nil)
-	path := d.guardFile("guard", 3)
-	g := await.Value(d.lockGuard(t.Context(), 3))
-	defer g.drop()
-	if same, err := locksFileAt(g.lock, path); !same || err != nil {
+	path := d.folder.guardFile(3)
+	g := await.Value(d.guards.lock(t.Context(), 3))
+	defer g.unlock()
+	if same, err := locksFileAt(g.flock, path); !same || err != nil {
 		t.Fatal(same, err)
 	}
 	must(t, os.Remove(path))
-	if same, err := locksFileAt(g.lock, path); same || err != nil {
+	if same, err := locksFileAt(g.flock, path); same || err != nil {
 		t.Errorf("removed: %v, %v", same, err)
 	}
 	write(t, path, nil)
-	if same, err := locksFileAt(g.lock, path); same || err != nil {
+	if same, err := locksFileAt(g.flock, path); same || err != nil {
 		t.Errorf("replaced: %v, %v", same, err)
 	}
 }
@@ -162,7 +162,7 @@ func TestDirectoryThatIsAFileIsAnError(t *testing.T) {
 		outage(t, "renew", renew(d, claim("k"))[0], file)
 		_, err = hasp.Open(t.Context(), "filelock://"+dir, nil)
 		outage(t, "open", err, file)
-		if err := d.createDir(); err == nil { // createDir alone, as if the file had come after ensureDir had looked
+		if err := d.folder.create(); err == nil { // create alone, as if the file had come after ensure had looked
 			t.Errorf("%s: made beside the file", dir)
 		}
 	}

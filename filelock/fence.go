@@ -9,9 +9,9 @@ import (
 
 // A fence is the larger of two numbers: the wall clock in microseconds, and the last fence of the
 // stripe + 1. The last fence is in the file of the stripe. That file is written before the record
-// that contains the fence gets its name. So fences grow across releases, expiries, kills and reboots, even if the
-// clock is set back. The file is not flushed, because a flush takes many milliseconds. After a
-// power failure, therefore, only the clock lets fences grow.
+// that contains the fence gets its name. So fences grow across releases, expiries, kills and
+// reboots, even if the clock is set back. The file is not flushed, because a flush takes many
+// milliseconds. After a power failure, therefore, only the clock lets fences grow.
 
 const fenceHeader = "hasp filelock fence 1\n"
 
@@ -20,25 +20,7 @@ var errFence = errors.New("not the file in which filelock keeps a stripe's last 
 // minFence returns the smallest fence that may be given at the instant now.
 func minFence(now instant) uint64 { return uint64(max(now.wall.UnixMicro(), 0)) }
 
-// drawFence returns a fence that is larger than all earlier fences of the stripe's keys.
-func (g *guard) drawFence(now instant) (uint64, error) {
-	f, _, err := openFile(g.d.guardFile("stripe", g.n), os.O_RDWR)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	last, err := readFence(f)
-	if err != nil {
-		return 0, err
-	}
-
-	// The file keeps its length, so the write works on a full disk. One short write leaves either
-	// the old or the new content.
-	fence := max(minFence(now), last+1)
-	_, err = f.WriteAt(encodeFence(fence), 0)
-	return fence, err
-}
-
+// encodeFence returns the content of the file with the last fence.
 func encodeFence(fence uint64) []byte {
 	return seal(fmt.Appendf(nil, fenceHeader+"fence %020d\n", fence))
 }
@@ -54,13 +36,15 @@ func readFence(f *os.File) (uint64, error) {
 	if errors.Is(err, errTorn) {
 		return 0, nil // a power failure has left the name without the content
 	}
+
 	p := fields{rest: body}
 	last := p.unsigned("fence")
 	if err == nil && !p.complete() {
 		err = errFence
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w (its keys get no fence until this file is removed, which is safe unless the clock was set back)", f.Name(), err)
+		return 0, fmt.Errorf("%s: %w (its keys get no fence until this file is removed, "+
+			"which is safe unless the clock was set back)", f.Name(), err)
 	}
 	return last, nil
 }

@@ -54,9 +54,9 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 		{"a reboot", func() { clock.set(func(i *instant) { i.boot = "boot-2"; i.up = 0 }); d = clock.on(dir) }},
 		{"a clock before 1970", func() { clock.set(func(i *instant) { i.wall = time.Unix(-1000, 0) }) }},
 		{"a clock that is right", func() { clock.set(func(i *instant) { i.wall = newDial().now.wall.Add(time.Hour) }) }},
-		{"a power failure, which removes the stripe", func() { clock.pass(time.Second); remove(t, d.guardFile("stripe", stripeOf("k"))) }},
-		{"one that leaves it empty", func() { clock.pass(time.Second); write(t, d.guardFile("stripe", stripeOf("k")), nil) }},
-		{"one that leaves zeros", func() { clock.pass(time.Second); write(t, d.guardFile("stripe", stripeOf("k")), make([]byte, 50)) }},
+		{"a power failure, which removes the stripe", func() { clock.pass(time.Second); remove(t, d.folder.fenceFile(stripeOf("k"))) }},
+		{"one that leaves it empty", func() { clock.pass(time.Second); write(t, d.folder.fenceFile(stripeOf("k")), nil) }},
+		{"one that leaves zeros", func() { clock.pass(time.Second); write(t, d.folder.fenceFile(stripeOf("k")), make([]byte, 50)) }},
 		{"all that is gone", func() { clock.pass(time.Hour); os.RemoveAll(dir); d = clock.on(dir) }},
 	} {
 		step.do()
@@ -91,7 +91,7 @@ func TestDamagedStripeGivesNoFence(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := on(t.TempDir(), nil)
-			path := d.guardFile("stripe", stripeOf("k"))
+			path := d.folder.fenceFile(stripeOf("k"))
 			write(t, path, []byte(content))
 			_, err := d.Acquire(t.Context(), fenced(claim("k")))
 			outage(t, "acquire", err, path)

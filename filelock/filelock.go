@@ -1,90 +1,3 @@
-// Package filelock keeps locks in files, for all processes of one host. It needs no server.
-//
-// # Guarantees
-//
-// Processes that name the same directory exclude each other while their terms last. They may belong
-// to any user who may write in the directory, and run in any container that shares the directory
-// and this host's kernel. On Linux and macOS a term is counted by the kernel's boot clock, which
-// all these processes share. The boot clock counts through a suspend and cannot be set. On other
-// systems, and between containers that have boot identifiers of their own, as LXC containers have,
-// terms are counted by the wall clock. If that clock is set forward by a term, a lease ends early.
-// After a reboot, the terms of earlier records end by the wall clock. Fences grow across reboots,
-// even if the clock is set back. After a power failure, which may undo the last half minute of
-// changes, fences grow if the clock is right.
-//
-// If the host sleeps for longer than the rest of a term, the lease ends, although no process of the
-// host can have asked for the key. The Client ends its leases by a clock that counts through a
-// suspend, because with most stores another host may have taken the key meanwhile.
-//
-// A process that dies at any instruction leaves a state that the next process can read. If it dies
-// while it renews a record, the record keeps the earlier term.
-//
-// A full disk ends no lease, because only taking a key needs space. Renewals overwrite the record,
-// and Unlock, Break, Inspect, List and Open work as well. This does not hold on file systems that
-// write each change to a new place, such as btrfs and ZFS.
-//
-// The error names the file if the disk is full, if the directory cannot be read, or if a state file
-// is damaged or foreign. None of these errors admits a second holder. A state file that cannot be read
-// blocks its key until the file is removed, by Break or by hand. A foreign file with the name of a
-// stripe stays unchanged, and the keys of the stripe get no fence until that file is removed by
-// hand.
-//
-// # Limits
-//
-// Only processes of one host exclude each other, even if several hosts or virtual machines share
-// the directory, as with NFS or SMB. The file system must support flock(2). A hostile process that
-// may write in the directory can break locks. So use a directory that belongs to the users who
-// share the locks, and not /tmp itself. Waiters have no order: the first caller that asks for the
-// free key receives it.
-//
-// A process that is stopped while it takes, renews or releases a key may block a 64th of all keys
-// until it continues or ends. SIGSTOP, a debugger and "docker pause" stop processes. The critical
-// part of such a call lasts for tens of microseconds, and does not include the creation of the
-// record's file. The error of other processes names the guard's file. A process that is stopped at
-// any other time blocks only the keys that it holds, until their terms end.
-//
-// # Cost
-//
-// On Unix, an attempt at a held key reads one file and locks no file, which takes about 10 µs.
-// Polling by many callers is therefore cheap. To take a key takes about twenty system calls, one of
-// which creates a file. A renewal or a release takes about fifteen, and creates no file. On a local
-// file system these calls take tens of microseconds. A list reads 256 names at a time, and the
-// record of each name. On Unix, a list locks no guard. A claim with a fence writes a second file.
-// No call waits for the disk. A power failure may lose records, but it also ends their holders. If a power
-// failure leaves an incomplete record, the record's key is free after the next boot.
-//
-// # URL
-//
-// filelock:///var/lib/app/locks names a directory by its absolute path, and filelock://./locks or
-// filelock://../locks by a path relative to the working directory. Nothing is percent-decoded.
-// filelock:// alone names $XDG_STATE_HOME/hasp or ~/.local/state/hasp of this user.
-//
-//	mode   permissions of the directory if it has to be created, in octal (default 0700)
-//
-// # Files
-//
-// The directory is created if it is missing. The files in it have the directory's permissions
-// without the right to execute. A user who may write may lock. A user who may only read may inspect
-// with a Client from [New]. Such a user cannot open the directory by URL, because Open locks a
-// guard. For several users, create the directory with mode=0770 and the group
-// that they share; hasp sets the setgid bit. Missing parents get mode 0700. A sticky directory
-// serves only one user, because other users cannot replace an expired record. If the directory is
-// removed, its keys are free, as after Break.
-//
-//	key-NAME.lock          the record of a held key, twice, as text; NAME is the key
-//	sha256-HEX.lock        with %xx escapes; a long key has its SHA-256 instead
-//	guard-00 … guard-3f    locked while the records of one stripe of the keys are
-//	                       changed; never remove a guard that may be in use
-//	stripe-00 … stripe-3f  the last fence of the keys of the stripe
-//	temp-*                 a file that does not have its name yet
-//
-// A key that was released or broken has no file, so a million keys that are not in use leave 128
-// small files. The record of a holder that died or had a minimum hold expires. An expired record
-// stays until the key is taken again or a sweep removes the record. A driver sweeps 256 files when
-// it takes its first key, and each 128th key after that. Therefore expired records outnumber other
-// records by a few hundred at most. Open by URL sweeps 1,000 files. A process that dies while it
-// takes a key may leave a file temp-*, which a sweep removes after an hour. A process that dies
-// while it creates the directory may leave .filelock-new-* beside it. hasp does not remove that.
 package filelock
 
 import (
@@ -92,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -114,31 +30,11 @@ type Options struct {
 	Mode fs.FileMode
 }
 
-// driver is a [backend.Driver] that keeps its locks in a directory. It grants fences, is an
-// Inspector and a Lister, and excludes all processes of the host.
-type driver struct {
-	dir   string
-	mode  fs.FileMode // the mode of the directory, if it has to be created
-	clock func() instant
-
-	// turns contains a channel for each guard. The channel has room for one goroutine, so only one
-	// goroutine of this process polls the guard's file.
-	turns [stripes]chan struct{}
-
-	closed atomic.Bool
-
-	taken    atomic.Uint64 // how many times this driver has tried to take a key
-	sweeping sync.Mutex    // held during a sweep; guards unswept
-	unswept  *os.File      // the open directory that the next sweep continues to read, or nil
-}
-
-var (
-	_ backend.Inspector = (*driver)(nil)
-	_ backend.Lister    = (*driver)(nil)
-)
-
 // defaultTimeout bounds the wait for a guard if the call has no timeout of its own.
 const defaultTimeout = 3 * time.Second
+
+// listFiles is how many names List reads from the directory at a time.
+const listFiles = 256
 
 var errClosed = errors.New("filelock: driver is closed")
 
@@ -164,33 +60,112 @@ func NewDriver(dir string, o *Options) (backend.Driver, error) {
 	return d, nil
 }
 
-func newDriver(dir string, o *Options) (*driver, error) {
-	d := &driver{clock: readClock, mode: 0o700}
-	for i := range d.turns {
-		d.turns[i] = make(chan struct{}, 1)
-	}
+// driver is a [backend.Driver] that keeps its locks in a directory. It grants fences, is an
+// Inspector and a Lister, and excludes all processes of the host.
+type driver struct {
+	folder  folder
+	guards  *guards
+	sweeper *sweeper
+	clock   clock
+	closed  atomic.Bool
+}
 
+var (
+	_ backend.Inspector = (*driver)(nil)
+	_ backend.Lister    = (*driver)(nil)
+)
+
+func newDriver(dir string, o *Options) (*driver, error) {
 	var err error
 	if dir == "" {
 		if dir, err = userDir(); err != nil {
 			return nil, err
 		}
 	}
-	if d.dir, err = filepath.Abs(dir); err != nil {
+	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
 	}
 
+	mode := fs.FileMode(0o700)
 	if o != nil && o.Mode != 0 {
-		d.mode = o.Mode
+		mode = o.Mode
 	}
-	if d.mode&^0o777 != 0 || d.mode&0o700 != 0o700 {
-		return nil, fmt.Errorf("%w: mode=%04o: want 0700 to 0777, the permissions of the directory", backend.ErrInvalid, d.mode)
+	if mode&^0o777 != 0 || mode&0o700 != 0o700 {
+		return nil, fmt.Errorf("%w: mode=%04o: want 0700 to 0777, the permissions of the directory",
+			backend.ErrInvalid, mode)
 	}
-	return d, nil
+
+	f := folder{path: dir, mode: mode}
+	gs := newGuards(f)
+	return &driver{
+		folder:  f,
+		guards:  gs,
+		sweeper: &sweeper{folder: f, guards: gs, clock: readClock},
+		clock:   readClock,
+	}, nil
 }
 
+// Traits reports fences and min holds, among the processes of a host.
 func (d *driver) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Reach: backend.Host}
+}
+
+// Close makes every later call return an error. Between calls, a driver keeps no file open, except
+// the directory while a sweep of it is not complete.
+func (d *driver) Close() error {
+	d.closed.Store(true)
+	d.sweeper.close()
+	return nil
+}
+
+// check returns the error of a call that cannot begin, or cannot go on.
+func (d *driver) check(ctx context.Context) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case d.closed.Load():
+		return errClosed
+	}
+	return nil
+}
+
+// probe creates the directory if it does not exist, and locks the first guard if that is free.
+// Therefore a wrong configuration is an error of Open, and not of the first Lock. The directory has
+// that guard since its creation, so Open needs no space on the disk.
+func (d *driver) probe(ctx context.Context) error {
+	if err := d.check(ctx); err != nil {
+		return err
+	}
+	g, err := d.guards.try(0)
+	if g != nil {
+		g.unlock()
+	}
+	return explain(err)
+}
+
+// guarded calls f with the guard of key.
+func (d *driver) guarded(
+	ctx context.Context, key string, timeout time.Duration, f func(g *guard) error,
+) error {
+	if err := d.check(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := withTimeout(ctx, timeout)
+	defer cancel()
+	g, err := d.guards.lock(ctx, stripeOf(key))
+	if err != nil {
+		return explain(err)
+	}
+	defer g.unlock()
+	return explain(f(g))
+}
+
+// withTimeout bounds ctx by one call's timeout.
+func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout <= 0 {
+		timeout = defaultTimeout
+	}
+	return context.WithTimeout(ctx, timeout)
 }
 
 // Acquire takes c.Key if no record says that the key is held.
@@ -201,21 +176,23 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	// First only read the record, because most attempts of waiters then write nothing and, on most
 	// platforms, need no guard.
-	held, now, err := d.peek(ctx, c.Key, c.Timeout)
+	holder, now, err := d.peek(ctx, c.Key, c.Timeout)
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	if held != nil {
-		return backend.Grant{}, held.refusal(now)
+	if holder != nil {
+		return backend.Grant{}, holder.refusal(now)
 	}
 
-	d.sweepOften(ctx) // sweep before the grant, because a later sweep would use up some of the term
+	// Sweep before the grant, because a later sweep would use up some of the term.
+	d.sweeper.beforeKey(ctx)
 	r := &record{key: c.Key, token: c.Token, owner: c.Owner, pid: os.Getpid(), waited: c.Waited}
-	draft, err := d.draft(r, c.Fenced)
+	draft, err := d.folder.draft(r, c.Fenced)
 	if err != nil {
-		return backend.Grant{}, d.explain(err)
+		return backend.Grant{}, explain(err)
 	}
-	err = d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error { return g.acquire(c, r, draft) })
+
+	err = d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error { return d.take(g, c, r, draft) })
 	if err != nil {
 		draft.Close()
 		os.Remove(draft.Name())
@@ -224,17 +201,17 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return backend.Grant{Fence: r.fence}, nil
 }
 
-// acquire takes c.Key with the record r and its draft.
-func (g *guard) acquire(c backend.Claim, r *record, draft *os.File) error {
+// take takes c.Key with the record r and its draft.
+func (d *driver) take(g *guard, c backend.Claim, r *record, draft *os.File) error {
 	// Read the clock only now, because a record may have expired while this call waited for the
 	// guard.
-	now := g.d.clock()
-	held, err := g.d.load(c.Key, now)
+	now := d.clock()
+	holder, err := d.folder.load(c.Key, now)
 	if err != nil {
 		return err
 	}
-	if held != nil {
-		return held.refusal(now)
+	if holder != nil {
+		return holder.refusal(now)
 	}
 
 	r.since = now.wall.UTC()
@@ -244,28 +221,62 @@ func (g *guard) acquire(c backend.Claim, r *record, draft *os.File) error {
 			return err
 		}
 	}
+
 	// The record lasts longer than the holder relies on it, however long the method publish takes,
 	// because the holder counts the term from the start of this call, before the clock was read.
 	return g.publish(r, draft)
+}
+
+// Renew prolongs the terms of cs. If another process has a guard, only the claims of that guard's
+// stripe wait.
+func (d *driver) Renew(
+	ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error),
+) {
+	var mu sync.Mutex // held during each call of the function done, so that no two run at a time
+	var wg sync.WaitGroup
+	for i, c := range cs {
+		wg.Go(func() {
+			err := d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error { return d.prolong(g, c) })
+			mu.Lock()
+			defer mu.Unlock()
+			done(i, backend.Grant{}, err)
+		})
+	}
+	wg.Wait() // the function done must not be called after Renew has returned
+}
+
+// prolong gives the record of c a term of c.TTL.
+func (d *driver) prolong(g *guard, c backend.Claim) error {
+	now := d.clock()
+	r, err := g.mine(c, now)
+	if err != nil {
+		return err
+	}
+	if r.rest(now) >= c.TTL {
+		return nil // the record lasts long enough, and a renewal never shortens a term
+	}
+	return g.amend(r, now, c.TTL)
 }
 
 // Release removes the record if it has c.Token and its term has not ended. If c.KeepUntil is set,
 // Release changes the record instead, so that it belongs to no claim and ends at that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
-		left := time.Until(c.KeepUntil) // before now is read: if the process pauses in between, the key stays taken for longer
+		// Before the clock is read: if the process pauses in between, the key stays taken for
+		// longer.
+		minHold := time.Until(c.KeepUntil)
+
 		now := d.clock()
 		r, err := g.mine(c, now)
 		if err != nil {
 			return err
 		}
-
-		if left > 0 {
-			r.kept = true
-			return g.amend(r, now, left)
+		if minHold > 0 {
+			r.isMinHold = true
+			return g.amend(r, now, minHold)
 		}
 
-		err = os.Remove(d.path(c.Key))
+		err = os.Remove(d.folder.recordFile(c.Key))
 		if errors.Is(err, fs.ErrNotExist) {
 			return backend.ErrLost // the record was removed by hand a moment ago, without the guard
 		}
@@ -277,23 +288,12 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 // cannot be read, or is no regular file.
 func (d *driver) Break(ctx context.Context, key string) error {
 	return d.guarded(ctx, key, 0, func(*guard) error {
-		err := os.Remove(d.path(key))
+		err := os.Remove(d.folder.recordFile(key))
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		return err
 	})
-}
-
-func (d *driver) guarded(ctx context.Context, key string, timeout time.Duration, f func(g *guard) error) error {
-	ctx, cancel := withTimeout(ctx, timeout)
-	defer cancel()
-	g, err := d.lockGuard(ctx, stripeOf(key))
-	if err != nil {
-		return d.explain(err)
-	}
-	defer g.drop()
-	return d.explain(f(g))
 }
 
 // Inspect reports the record of the given key. If the platform can read a record without a guard,
@@ -302,6 +302,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	if err := d.check(ctx); err != nil {
 		return backend.Status{}, err
 	}
+
 	r, now, err := d.peek(ctx, key, 0)
 	if r == nil {
 		return backend.Status{}, err
@@ -309,58 +310,105 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return r.status(now), nil
 }
 
-// peek returns what the method load returns, and the instant of that call. It locks the guard only
-// if the platform cannot read a record without a guard.
-func (d *driver) peek(ctx context.Context, key string, timeout time.Duration) (r *record, now instant, err error) {
+// peek returns the record that holds the key, or nil, and the instant of the read. It locks the
+// guard only if the platform cannot read a record without a guard.
+func (d *driver) peek(
+	ctx context.Context, key string, timeout time.Duration,
+) (r *record, now instant, err error) {
 	read := func(*guard) (err error) {
 		now = d.clock()
-		r, err = d.load(key, now)
+		r, err = d.folder.load(key, now)
 		return err
 	}
+
 	if readsNeedNoGuard {
-		err = d.explain(read(nil))
+		err = explain(read(nil))
 	} else {
 		err = d.guarded(ctx, key, timeout, read)
 	}
 	return r, now, err
 }
 
-func (r *record) status(now instant) backend.Status {
-	return backend.Status{Held: true, Owner: r.owner, Since: r.since, Kept: r.kept, TTL: r.left(now), Fence: r.fence}
-}
-
-// Close makes every later call return an error. Between calls, a driver keeps no file open, except
-// the directory while a sweep of it is not complete.
-func (d *driver) Close() error {
-	d.closed.Store(true)
-	d.closeDir()
-	return nil
-}
-
-// closeDir closes the directory that the next sweep continues to read. A sweep that runs may hang
-// in the file system, so closeDir does not wait for it. The sweep calls closeDir at its end.
-func (d *driver) closeDir() {
-	if d.sweeping.TryLock() {
-		d.unswept.Close() // returns an error if the directory is nil
-		d.unswept = nil
-		d.sweeping.Unlock()
+// List yields the keys whose records are in the directory, in no particular order. It leaves out
+// damaged and foreign files, although they may block keys. If the directory does not exist, List
+// yields no key.
+func (d *driver) List(
+	ctx context.Context, prefix string, timeout time.Duration,
+) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		next := func(e backend.Entry) bool { return yield(e, nil) }
+		if err := d.listDir(ctx, prefix, timeout, next); err != nil {
+			yield(backend.Entry{}, explain(err))
+		}
 	}
 }
 
-func (d *driver) check(ctx context.Context) error {
-	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case d.closed.Load():
-		return errClosed
+// listDir calls f with each entry, until f returns false.
+func (d *driver) listDir(
+	ctx context.Context, prefix string, timeout time.Duration, f func(backend.Entry) bool,
+) error {
+	if err := d.check(ctx); err != nil {
+		return err
 	}
-	return nil
+	dir, err := os.Open(d.folder.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+
+	for {
+		names, err := dir.Readdirnames(listFiles)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+
+		for _, name := range names {
+			if !mayBegin(name, prefix) {
+				continue
+			}
+			r, err := d.recordByName(ctx, name, timeout)
+			if err != nil {
+				return err
+			}
+
+			now := d.clock()
+			if r == nil || !strings.HasPrefix(r.key, prefix) || r.rest(now) <= 0 {
+				continue
+			}
+			if !f(backend.Entry{Key: r.key, Status: r.status(now)}) {
+				return nil
+			}
+		}
+	}
 }
 
-// withTimeout bounds ctx by one call's timeout.
-func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
-	if timeout <= 0 {
-		timeout = defaultTimeout
+// recordByName returns the record in the given file, or nil if that file has no valid record.
+func (d *driver) recordByName(
+	ctx context.Context, name string, timeout time.Duration,
+) (*record, error) {
+	if err := d.check(ctx); err != nil {
+		return nil, err
 	}
-	return context.WithTimeout(ctx, timeout)
+	if readsNeedNoGuard {
+		return d.folder.recordIn(name)
+	}
+
+	stripe, ok := stripeOfName(name)
+	if !ok {
+		return nil, nil
+	}
+	within, cancel := withTimeout(ctx, timeout)
+	defer cancel()
+	g, err := d.guards.lock(within, stripe)
+	if err != nil {
+		return nil, err
+	}
+	defer g.unlock()
+	return d.folder.recordIn(name)
 }

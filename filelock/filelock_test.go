@@ -157,24 +157,24 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 		acquire(t, d, c)
 	}
 	foreign := stateName("foreign")
-	write(t, filepath.Join(d.dir, foreign), []byte("notes\n"))
+	write(t, filepath.Join(d.folder.path, foreign), []byte("notes\n"))
 	copied := stateName("copied")
-	write(t, filepath.Join(d.dir, copied), await.Value(os.ReadFile(d.path(oddKeys[1]))))
+	write(t, filepath.Join(d.folder.path, copied), await.Value(os.ReadFile(d.folder.recordFile(oddKeys[1]))))
 	kept = append(kept, foreign, copied)
-	old, young := filepath.Join(d.dir, tempPrefix+"old"), filepath.Join(d.dir, tempPrefix+"young")
+	old, young := filepath.Join(d.folder.path, tempPrefix+"old"), filepath.Join(d.folder.path, tempPrefix+"young")
 	write(t, old, nil)
 	write(t, young, nil)
 	must(t, os.Chtimes(old, time.Time{}, time.Now().Add(-2*time.Hour)))
 
 	clock.pass(time.Minute - 1)
-	d.sweep(t.Context(), openFiles)
-	if got := len(locks(t, d.dir)); got != len(oddKeys)+2 {
+	d.sweeper.sweep(t.Context(), openFiles)
+	if got := len(locks(t, d.folder.path)); got != len(oddKeys)+2 {
 		t.Errorf("before the end %d are left of %d", got, len(oddKeys)+2)
 	}
 	clock.pass(1)
-	d.sweep(t.Context(), openFiles)
+	d.sweeper.sweep(t.Context(), openFiles)
 	slices.Sort(kept)
-	if got := locks(t, d.dir); !slices.Equal(got, kept) {
+	if got := locks(t, d.folder.path); !slices.Equal(got, kept) {
 		t.Errorf("left: %q\nwant: %q", got, kept)
 	}
 	remove(t, young)
@@ -183,18 +183,18 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 	clock.pass(1)
 	c := claim(oddKeys[0])
 	acquire(t, d, c)
-	d.removeExpired(t.Context(), c.Key) // the record had expired when the sweep read it, and the key was taken since
+	d.sweeper.removeExpired(c.Key) // the record had expired when the sweep read it, and the key was taken since
 	refused(t, d, claim(c.Key), backend.ErrHeld)
 }
 
 func TestCloseDoesNotWaitForASweep(t *testing.T) {
 	d := on(t.TempDir(), nil)
-	dir := await.Value(os.Open(d.dir))
-	d.sweeping.Lock() // as a sweep that hangs in the file system
-	d.unswept = dir
+	dir := await.Value(os.Open(d.folder.path))
+	d.sweeper.mu.Lock() // as a sweep that hangs in the file system
+	d.sweeper.dir = dir
 	await.Return(t, "Close", func() { d.Close() })
-	d.sweeping.Unlock()
-	d.closeDir()
+	d.sweeper.mu.Unlock()
+	d.sweeper.closeDir()
 	if err := dir.Close(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("the directory stays open: %v", err)
 	}
@@ -220,7 +220,7 @@ func TestExpiredRecordsAreBounded(t *testing.T) {
 		}
 		if i%100 == 99 {
 			clock.pass(time.Minute)
-			most = max(most, len(locks(t, d.dir)))
+			most = max(most, len(locks(t, d.folder.path)))
 		}
 	}
 	if most > 4*live {

@@ -10,13 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 )
 
 // Names of files and directories that are not ready for use.
 const (
 	tempPrefix = "temp-"          // in the directory: a file before it has its final name
-	dirPrefix  = ".filelock-new-" // beside the directory: the directory before it has its final name
+	dirPrefix  = ".filelock-new-" // beside the directory: itself before it has its final name
 )
 
 // openFile opens the file at path, which exists. If it is not a regular file, openFile returns an
@@ -85,10 +84,10 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 	return b[:n], fi, err
 }
 
-// The function create creates a file with the directory's mode, whatever this process's umask is.
-// The argument path must be a temporary name, because a process that is killed before it has set
+// newFile creates a file with the directory's mode, whatever this process's umask is. The argument
+// path must be a temporary name, because a process that is killed before it has set
 // the mode leaves a file that other users cannot open.
-func create(path string) (*os.File, error) {
+func newFile(path string) (*os.File, error) {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {
 		return nil, err
@@ -113,7 +112,7 @@ func create(path string) (*os.File, error) {
 
 // createTemp creates a temporary file in dir with the given content. The file stays open.
 func createTemp(dir string, content []byte) (*os.File, error) {
-	f, err := create(filepath.Join(dir, tempPrefix+rand.Text()))
+	f, err := newFile(filepath.Join(dir, tempPrefix+rand.Text()))
 	if err != nil {
 		return nil, err
 	}
@@ -123,21 +122,6 @@ func createTemp(dir string, content []byte) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
-}
-
-// ensureFile creates a file at path if there is none. It creates the directory if that does not
-// exist.
-func (d *driver) ensureFile(path string, content []byte) error {
-	_, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = d.ensureDir(); err == nil {
-			err = createFile(path, content)
-		}
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
 }
 
 // createFile creates a file at path. It returns fs.ErrExist if there is a file already.
@@ -154,12 +138,13 @@ func createFile(path string, content []byte) error {
 	// Use a hard link, which fails if another process has created a file meanwhile. A rename would
 	// replace that file, which may be locked.
 	err = os.Link(f.Name(), path)
-	if err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) {
+	isAnswer := errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist)
+	if err == nil || isAnswer {
 		return err
 	}
 
 	// File systems without hard links (FAT) have no owners either, so the mode does not matter.
-	if f, err = create(path); err != nil {
+	if f, err = newFile(path); err != nil {
 		return err
 	}
 	_, err = f.Write(content)
@@ -175,68 +160,15 @@ func closeAfter(f *os.File, err error) error {
 	return err
 }
 
-func (d *driver) ensureDir() error {
-	if err := os.MkdirAll(filepath.Dir(d.dir), 0o700); err != nil {
-		return err
-	}
-
-	fi, err := os.Stat(d.dir)
-	if err == nil && !fi.IsDir() {
-		err = &fs.PathError{Op: "open", Path: d.dir, Err: syscall.ENOTDIR}
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return d.createDir()
-}
-
-// createDir creates the directory, unless another process is faster.
-func (d *driver) createDir() error {
-	// The umask removes bits, so set the mode after the creation, and give the directory its name
-	// after that. Otherwise a process that is killed in between could leave a directory that other
-	// users cannot enter.
-	temp, err := os.MkdirTemp(filepath.Dir(d.dir), dirPrefix)
-	if err != nil {
-		var path *fs.PathError
-		if errors.As(err, &path) {
-			path.Path = d.dir // because the user knows this name
-		}
-		return err
-	}
-
-	mode := d.mode
-	if mode&0o020 != 0 {
-		// Let new files belong to the directory's group, so that other members can use them.
-		mode |= fs.ModeSetgid
-	}
-	err = os.Chmod(temp, mode)
-	if err == nil {
-		// Put a file into each new directory. A rename replaces an empty directory, and so could
-		// replace the directory that another process has just created.
-		err = createFile(filepath.Join(temp, filepath.Base(d.guardFile("guard", 0))), nil)
-	}
-	if err == nil {
-		err = os.Rename(temp, d.dir)
-	}
-	if err == nil {
-		return nil
-	}
-
-	os.RemoveAll(temp)
-	if fi, e := os.Stat(d.dir); e == nil && fi.IsDir() {
-		return nil // another process was faster
-	}
-	return err
-}
-
 // explain returns err with advice on errors of the file system.
-func (d *driver) explain(err error) error {
+func explain(err error) error {
 	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
 	case err == nil:
 		return nil
 	case is(fs.ErrPermission):
-		return fmt.Errorf("%w (the directory and its files must be readable and writable for this user, and the directory not sticky)", err)
+		return fmt.Errorf("%w (the directory and its files must be readable and writable for this user, "+
+			"and the directory not sticky)", err)
 	case slices.ContainsFunc(noLockErrors, is):
 		return fmt.Errorf("%w (locks need a directory on a local file system)", err)
 	}

@@ -41,6 +41,7 @@ func (c *dial) set(f func(*instant)) {
 func (c *dial) on(dir string) *driver {
 	d := on(dir, nil)
 	d.clock = c.read
+	d.sweeper.clock = c.read
 	return d
 }
 
@@ -112,7 +113,7 @@ func left(t *testing.T, d *driver, key string) time.Duration {
 
 func noTemp(t *testing.T, d *driver) {
 	t.Helper()
-	if s := strings.Join(files(t, d.dir), " "); strings.Contains(s, tempPrefix) {
+	if s := strings.Join(files(t, d.folder.path), " "); strings.Contains(s, tempPrefix) {
 		t.Errorf("a temporary file is left: %s", s)
 	}
 }

@@ -20,7 +20,7 @@ func TestAFileHasItsModeBeforeItsName(t *testing.T) {
 	d := on(dir, &Options{Mode: 0o770})
 
 	changed := watchModes(t, parent)
-	must(t, d.ensureDir())
+	must(t, d.folder.ensure())
 	for _, name := range changed() {
 		if !strings.HasPrefix(name, dirPrefix) {
 			t.Errorf("the mode of %s was set after it had its name", name)

@@ -3,6 +3,8 @@ package filelock
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"net/url"
+	"strings"
 )
 
 // stripes is the number of stripes of keys in a directory. Each stripe has a guard. The number is
@@ -57,7 +59,32 @@ func escape(key string) string {
 	return string(plain)
 }
 
+// stripeOf returns the stripe of key.
 func stripeOf(key string) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(sum[0] % stripes)
+}
+
+// mayBegin reports whether the file with that name may contain the record of a key that begins with
+// prefix. If the key is long, the name does not show how the key begins, and mayBegin returns true.
+func mayBegin(name, prefix string) bool {
+	if escaped, ok := strings.CutPrefix(name, plainPrefix); ok {
+		return strings.HasSuffix(name, suffix) && strings.HasPrefix(escaped, escape(prefix))
+	}
+	return strings.HasPrefix(name, sumPrefix) && strings.HasSuffix(name, suffix)
+}
+
+// stripeOfName returns the stripe of a key, given the name of the key's state file.
+func stripeOfName(name string) (stripe int, ok bool) {
+	name, _ = strings.CutSuffix(name, suffix)
+	if sum, ok := strings.CutPrefix(name, sumPrefix); ok {
+		b, err := hex.DecodeString(sum)
+		if err != nil || len(b) == 0 {
+			return 0, false
+		}
+		return int(b[0] % stripes), true
+	}
+
+	key, err := url.PathUnescape(strings.TrimPrefix(name, plainPrefix))
+	return stripeOf(key), err == nil
 }

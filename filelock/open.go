@@ -18,7 +18,8 @@ func init() { hasp.Register("filelock", open, "mode") }
 
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
-		return nil, fmt.Errorf("%w: filelock takes one directory, not %d", hasp.ErrInvalid, len(c.Nodes))
+		return nil, fmt.Errorf("%w: filelock takes one directory, not %d",
+			hasp.ErrInvalid, len(c.Nodes))
 	}
 
 	dir := ""
@@ -33,7 +34,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if s, ok := c.Params["mode"]; ok {
 		mode, err := strconv.ParseUint(s, 8, 32)
 		if err != nil || mode == 0 {
-			return nil, fmt.Errorf("%w: parameter mode=%q: want octal permissions such as 0770", hasp.ErrInvalid, s)
+			return nil, fmt.Errorf("%w: parameter mode=%q: want octal permissions such as 0770",
+				hasp.ErrInvalid, s)
 		}
 		opts.Mode = fs.FileMode(mode)
 	}
@@ -45,7 +47,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := d.probe(ctx); err != nil {
 		return nil, err
 	}
-	d.sweep(ctx, openFiles)
+	d.sweeper.sweep(ctx, openFiles)
 	return d, nil
 }
 
@@ -53,18 +55,21 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 // or ../. It refuses other relative paths. In such a path the first slash was probably forgotten,
 // and processes with different working directories would not exclude each other.
 func parseDir(node string) (string, error) {
-	if runtime.GOOS == "windows" && len(node) > 2 && node[0] == '/' && node[2] == ':' {
-		node = node[1:] // filelock:///C:/locks
+	if strings.Contains(node, "://") {
+		return "", fmt.Errorf("%w: filelock has no transport: use filelock:///DIRECTORY",
+			hasp.ErrInvalid)
 	}
 
-	path := filepath.ToSlash(node)
-	switch {
-	case strings.Contains(node, "://"):
-		return "", fmt.Errorf("%w: filelock has no transport: use filelock:///DIRECTORY", hasp.ErrInvalid)
-	case filepath.IsAbs(node), path == ".", path == "..", strings.HasPrefix(path, "./"), strings.HasPrefix(path, "../"):
+	hasDrive := len(node) > 2 && node[0] == '/' && node[2] == ':'
+	if runtime.GOOS == "windows" && hasDrive {
+		node = node[1:] // filelock:///C:/locks
+	}
+	first, _, _ := strings.Cut(filepath.ToSlash(node), "/")
+	if filepath.IsAbs(node) || first == "." || first == ".." {
 		return node, nil
 	}
-	return "", fmt.Errorf("%w: directory %q is neither absolute nor begins with ./: use filelock:///%[2]s or filelock://./%[2]s", hasp.ErrInvalid, node)
+	return "", fmt.Errorf("%w: directory %q is neither absolute nor begins with ./: "+
+		"use filelock:///%[2]s or filelock://./%[2]s", hasp.ErrInvalid, node)
 }
 
 // userDir returns the directory for locks of this user, as in the XDG Base Directory Specification,
@@ -76,18 +81,9 @@ func userDir() (string, error) {
 
 	home, err := os.UserHomeDir()
 	if err != nil || !filepath.IsAbs(home) {
-		return "", fmt.Errorf("%w: filelock: no directory is given, and this user has no home directory: set XDG_STATE_HOME, or give a directory, as in filelock:///var/lib/app/locks", backend.ErrInvalid)
+		return "", fmt.Errorf("%w: filelock: no directory is given, and this user has no home directory: "+
+			"set XDG_STATE_HOME, or give a directory, as in filelock:///var/lib/app/locks",
+			backend.ErrInvalid)
 	}
 	return filepath.Join(home, ".local", "state", "hasp"), nil
-}
-
-// probe creates the directory if it does not exist, and locks the first guard if that is free.
-// Therefore a wrong configuration is an error of Open, and not of the first Lock. The directory has
-// that guard since its creation, so Open needs no space on the disk.
-func (d *driver) probe(ctx context.Context) error {
-	g, err := d.tryGuard(ctx, 0)
-	if g != nil {
-		g.drop()
-	}
-	return d.explain(err)
 }

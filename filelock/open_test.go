@@ -109,7 +109,7 @@ func listed(t *testing.T, d *driver, prefix string) (keys []string) {
 
 func TestListOfOddKeys(t *testing.T) {
 	d := on(t.TempDir(), nil)
-	if keys := listed(t, on(filepath.Join(d.dir, "missing"), nil), ""); keys != nil {
+	if keys := listed(t, on(filepath.Join(d.folder.path, "missing"), nil), ""); keys != nil {
 		t.Errorf("a directory that does not exist: %q", keys)
 	}
 	for _, key := range oddKeys {
@@ -135,15 +135,15 @@ func TestListOfOddKeys(t *testing.T) {
 func TestListLeavesStrangersOut(t *testing.T) {
 	d := on(t.TempDir(), nil)
 	acquire(t, d, claim("k"))
-	whole, _, err := readFile(d.path("k"))
+	whole, _, err := readFile(d.folder.recordFile("k"))
 	must(t, err)
-	write(t, d.path("note"), []byte("see you at noon\n"))
-	write(t, d.path("half"), whole[:len(whole)/2])
-	write(t, d.path("copy"), whole)
-	write(t, filepath.Join(d.dir, "key-%.lock"), whole)
-	write(t, filepath.Join(d.dir, "key-%zz.lock"), whole)
-	write(t, filepath.Join(d.dir, "sha256-xyz.lock"), whole)
-	must(t, os.Mkdir(d.path("directory"), 0o700))
+	write(t, d.folder.recordFile("note"), []byte("see you at noon\n"))
+	write(t, d.folder.recordFile("half"), whole[:len(whole)/2])
+	write(t, d.folder.recordFile("copy"), whole)
+	write(t, filepath.Join(d.folder.path, "key-%.lock"), whole)
+	write(t, filepath.Join(d.folder.path, "key-%zz.lock"), whole)
+	write(t, filepath.Join(d.folder.path, "sha256-xyz.lock"), whole)
+	must(t, os.Mkdir(d.folder.recordFile("directory"), 0o700))
 	if got := listed(t, d, ""); !slices.Equal(got, []string{"k"}) {
 		t.Errorf("got %q", got)
 	}

@@ -45,7 +45,7 @@ func user(args []string) error {
 
 func asUser(t *testing.T, d *driver, key string) (acquire, inspect, release, open string) {
 	t.Helper()
-	c := play(t, "user", d.dir, key)
+	c := play(t, "user", d.folder.path, key)
 	acquire, inspect, release, open = c.Line(t), c.Line(t), c.Line(t), c.Line(t)
 	c.Finish(t)
 	return
@@ -93,11 +93,11 @@ func TestDirectoryThatCannotBeReadOrWritten(t *testing.T) {
 		t.Run(fmt.Sprintf("%O", mode), func(t *testing.T) {
 			d := on(reachable(t, mode), nil)
 			acquire, inspect, release, open := asUser(t, d, "k")
-			denied(t, "acquire", acquire, d.dir)
-			denied(t, "release", release, d.dir)
-			denied(t, "open", open, d.dir)
+			denied(t, "acquire", acquire, d.folder.path)
+			denied(t, "release", release, d.folder.path)
+			denied(t, "open", open, d.folder.path)
 			if mode&0o111 == 0 {
-				denied(t, "inspect", inspect, d.dir)
+				denied(t, "inspect", inspect, d.folder.path)
 			} else if inspect != "<nil>" {
 				t.Errorf("inspect: %s", inspect)
 			}
@@ -108,16 +108,16 @@ func TestDirectoryThatCannotBeReadOrWritten(t *testing.T) {
 func TestStateFileThatCannotBeReadIsNotGranted(t *testing.T) {
 	d := on(reachable(t, 0o777), nil)
 	acquire(t, d, claim("k"))
-	must(t, os.Chmod(d.path("k"), 0))
-	before := await.Value(os.Lstat(d.path("k")))
+	must(t, os.Chmod(d.folder.recordFile("k"), 0))
+	before := await.Value(os.Lstat(d.folder.recordFile("k")))
 	got, inspect, release, open := asUser(t, d, "k")
-	denied(t, "acquire", got, d.path("k"))
-	denied(t, "inspect", inspect, d.path("k"))
-	denied(t, "release", release, d.path("k"))
+	denied(t, "acquire", got, d.folder.recordFile("k"))
+	denied(t, "inspect", inspect, d.folder.recordFile("k"))
+	denied(t, "release", release, d.folder.recordFile("k"))
 	if open != "<nil>" {
 		t.Errorf("open: %s", open)
 	}
-	if after, err := os.Lstat(d.path("k")); err != nil || !os.SameFile(before, after) {
+	if after, err := os.Lstat(d.folder.recordFile("k")); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the file was touched: %v, %v", after, err)
 	}
 }
@@ -144,8 +144,8 @@ func TestUsersShareADirectory(t *testing.T) {
 		acquire(t, d, c)
 		release(t, d, c)
 	}
-	for _, name := range files(t, d.dir) {
-		fi, err := os.Stat(filepath.Join(d.dir, name))
+	for _, name := range files(t, d.folder.path) {
+		fi, err := os.Stat(filepath.Join(d.folder.path, name))
 		if err != nil || fi.Mode().Perm() != 0o666 {
 			t.Errorf("%s: %v, %v", name, fi.Mode(), err)
 		}
@@ -167,7 +167,7 @@ func TestFilesHaveTheModeOfTheDirectory(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "parent", "locks")
 		d := on(dir, &Options{Mode: c.mode})
 		syscall.Umask(0o027)
-		must(t, d.ensureDir())
+		must(t, d.folder.ensure())
 		syscall.Umask(c.umask)
 		must(t, d.probe(t.Context()))
 		claim := fenced(claim("k"))
@@ -202,7 +202,7 @@ func TestWhatIsNoFileInPlaceOfAFile(t *testing.T) {
 		func(path string) error { return os.Symlink(target, path) },
 		func(path string) error { return os.Symlink(target+" 2", path) },
 	} {
-		for _, path := range []string{d.path("k"), d.guardFile("stripe", n), d.guardFile("guard", n)} {
+		for _, path := range []string{d.folder.recordFile("k"), d.folder.fenceFile(n), d.folder.guardFile(n)} {
 			must(t, os.RemoveAll(path))
 			must(t, plant(path))
 			_, err := d.Acquire(t.Context(), fenced(claim("k")))

@@ -31,11 +31,11 @@ func play(t *testing.T, role, dir string, args ...string) *crew.Child {
 }
 
 func holdGuard(args []string) error {
-	g, err := on(args[0], nil).lockGuard(context.Background(), stripeOf(args[1]))
+	g, err := on(args[0], nil).guards.lock(context.Background(), stripeOf(args[1]))
 	if err != nil {
 		return err
 	}
-	defer g.drop()
+	defer g.unlock()
 	fmt.Println("ready")
 	_, err = io.Copy(io.Discard, os.Stdin) // until this process is killed, or the test ends
 	return err
@@ -68,18 +68,18 @@ func TestWriteThatEndsHalfWay(t *testing.T) {
 	c := claim("k")
 	c.TTL = time.Hour
 	acquire(t, d, c)
-	size := int(await.Value(os.Stat(d.path("k"))).Size())
+	size := int(await.Value(os.Stat(d.folder.recordFile("k"))).Size())
 	// The renewals write the second and the first copy of the record in turns.
 	for _, length := range []int{0, size/2 - 20, size - 20, 20} {
-		before := await.Value(d.load("k", d.clock()))
-		p := play(t, "limited", d.dir, strconv.Itoa(length), c.Token)
+		before := await.Value(d.folder.load("k", d.clock()))
+		p := play(t, "limited", d.folder.path, strconv.Itoa(length), c.Token)
 		for _, what := range []string{"acquire", "renew"} {
-			if line := p.Line(t); !strings.Contains(line, d.dir) || !strings.Contains(line, "file too large") {
+			if line := p.Line(t); !strings.Contains(line, d.folder.path) || !strings.Contains(line, "file too large") {
 				t.Errorf("%s: %s", what, line)
 			}
 		}
 		p.Finish(t)
-		if got := await.Value(d.load("k", d.clock())); !reflect.DeepEqual(got, before) {
+		if got := await.Value(d.folder.load("k", d.clock())); !reflect.DeepEqual(got, before) {
 			t.Errorf("the record was %+v, and is %+v", before, got)
 		}
 		noTemp(t, d)
@@ -106,7 +106,7 @@ func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
 		defer cancel()
 		err := call(ctx)
-		outage(t, what, err, d.guardFile("guard", stripeOf("k")))
+		outage(t, what, err, d.folder.guardFile(stripeOf("k")))
 		if !strings.Contains(err.Error(), "if a process is stopped, continue or end it") {
 			t.Errorf("%s: %v does not say what to do", what, err)
 		}
@@ -126,7 +126,7 @@ func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
 
 // anothersGuard locks the guard of key with another driver, as another process would.
 func anothersGuard(t *testing.T, dir, key string) *guard {
-	return await.Value(on(dir, nil).lockGuard(t.Context(), stripeOf(key)))
+	return await.Value(on(dir, nil).guards.lock(t.Context(), stripeOf(key)))
 }
 
 func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
@@ -159,7 +159,7 @@ func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
 			t.Errorf("claim %d was renewed without its guard", i)
 		}
 	}
-	g.drop()
+	g.unlock()
 	for range answered {
 		stuck--
 	}
@@ -170,7 +170,7 @@ func TestStuckGuardDelaysOnlyItsOwnRenewals(t *testing.T) {
 
 func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 	dir := t.TempDir()
-	defer anothersGuard(t, dir, "k").drop()
+	defer anothersGuard(t, dir, "k").unlock()
 	d := on(dir, nil)
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -181,7 +181,7 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 	go func() { _, err := d.Acquire(ctx, c); result <- err }()
 	go func() { result <- d.Release(ctx, c) }()
 	go func() { d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { result <- err }) }()
-	for len(d.turns[stripeOf("k")]) == 0 {
+	for len(d.guards.turns[stripeOf("k")]) == 0 {
 		<-time.After(time.Millisecond)
 	}
 

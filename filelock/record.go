@@ -6,9 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/hasplock/hasp/backend"
 )
 
 // recordHeader is the first line of a state file. It names the kind and the version of the format.
@@ -32,11 +33,11 @@ type record struct {
 	fence  uint64        // 0 if the claim asked for none
 	waited time.Duration // see backend.Claim
 
-	change uint64        // counts the changes of the fields below
-	kept   bool          // the holder has released the key, which stays taken for its minimum hold
-	clock  string        // the boot whose clock counts the term: see instant
-	end    time.Duration // end of the term, by that clock
-	until  time.Time     // end of the term by the wall clock
+	change    uint64        // counts the changes of the fields below
+	isMinHold bool          // the holder has released the key, which stays taken
+	clock     string        // the boot whose clock counts the term: see instant
+	end       time.Duration // end of the term, by that clock
+	until     time.Time     // end of the term by the wall clock
 }
 
 var (
@@ -48,11 +49,11 @@ var (
 	errChanged = errors.New("the record does not match its checksum")
 )
 
-// The method left returns how much of the term remains. Within one boot the boot clock decides,
+// rest returns how much of the term remains. Within one boot the boot clock decides,
 // whatever happens to the wall clock. A record of another boot lasts until its end by the wall
 // clock, because its holder may still run. The holder may be in a container that has an identifier
 // of its own, or in a virtual machine that shares the directory against our advice.
-func (r *record) left(now instant) time.Duration {
+func (r *record) rest(now instant) time.Duration {
 	if r.clock != "" && r.clock == now.boot {
 		return r.end - now.up
 	}
@@ -60,9 +61,33 @@ func (r *record) left(now instant) time.Duration {
 }
 
 // endIn sets the end of the term to now plus the given duration. This may shorten the term.
-func (r *record) endIn(now instant, left time.Duration) {
-	// If a sum overflows, the subtraction in the method left overflows back.
-	r.clock, r.end, r.until = now.boot, now.up+left, now.wall.Add(left).UTC()
+func (r *record) endIn(now instant, rest time.Duration) {
+	// If a sum overflows, the subtraction in the method rest overflows back.
+	r.clock = now.boot
+	r.end = now.up + rest
+	r.until = now.wall.Add(rest).UTC()
+}
+
+// status returns what Inspect and List say of the hold.
+func (r *record) status(now instant) backend.Status {
+	return backend.Status{
+		Held:  true,
+		Owner: r.owner,
+		Since: r.since,
+		Kept:  r.isMinHold,
+		TTL:   r.rest(now),
+		Fence: r.fence,
+	}
+}
+
+// refusal returns the error of a caller that wants the key while the record r holds it.
+func (r *record) refusal(now instant) error {
+	return &backend.HeldError{
+		RetryAfter: r.rest(now),
+		Owner:      r.owner,
+		Waited:     r.waited,
+		Kept:       r.isMinHold,
+	}
 }
 
 // stamp is the format of times in a record. They all have the same length, in UTC.
@@ -75,10 +100,11 @@ func (r *record) file() []byte { return bytes.Repeat(r.encode(), 2) }
 // and not on the fence. Strings are quoted in ASCII, because a key may contain any bytes, such as a
 // line feed.
 func (r *record) encode() []byte {
-	b := fmt.Appendf(nil, recordHeader+"key %+q\ntoken %+q\nowner %+q\npid %d\nsince %s\nfence %020d\nwaited %d\n",
-		r.key, r.token, r.owner, r.pid, r.since.Format(stamp), r.fence, r.waited)
+	b := fmt.Appendf(nil, recordHeader+"key %+q\ntoken %+q\nowner %+q\n", r.key, r.token, r.owner)
+	b = fmt.Appendf(b, "pid %d\nsince %s\nfence %020d\nwaited %d\n",
+		r.pid, r.since.Format(stamp), r.fence, r.waited)
 	b = fmt.Appendf(b, "change %020d\nkept %-5t\nclock %-36.36s\nend %020d\nuntil %s\n",
-		r.change, r.kept, r.clock, r.end, r.until.Format(stamp))
+		r.change, r.isMinHold, r.clock, r.end, r.until.Format(stamp))
 	return seal(b)
 }
 
@@ -88,7 +114,9 @@ func decode(b []byte) (*record, error) {
 	first, err := decodeCopy(b[:half])
 	second, err2 := decodeCopy(b[half:])
 	switch {
-	case err == nil && (err2 != nil || first.change >= second.change):
+	case err == nil && err2 == nil && first.change < second.change:
+		return second, nil
+	case err == nil:
 		return first, nil
 	case err2 == nil:
 		return second, nil
@@ -110,10 +138,20 @@ func decodeCopy(b []byte) (*record, error) {
 
 	// Go evaluates these calls from left to right, which is the order of the lines.
 	p := fields{rest: body}
-	r := &record{key: p.text("key"), token: p.text("token"), owner: p.text("owner"), pid: int(p.signed("pid")),
-		since: p.time("since"), fence: p.unsigned("fence"), waited: time.Duration(p.signed("waited")),
-		change: p.unsigned("change"), kept: p.next("kept") == "true",
-		clock: p.next("clock"), end: time.Duration(p.signed("end")), until: p.time("until")}
+	r := &record{
+		key:       p.text("key"),
+		token:     p.text("token"),
+		owner:     p.text("owner"),
+		pid:       int(p.signed("pid")),
+		since:     p.time("since"),
+		fence:     p.unsigned("fence"),
+		waited:    time.Duration(p.signed("waited")),
+		change:    p.unsigned("change"),
+		isMinHold: p.value("kept") == "true",
+		clock:     p.value("clock"),
+		end:       time.Duration(p.signed("end")),
+		until:     p.time("until"),
+	}
 	if !p.complete() {
 		return nil, errForeign
 	}
@@ -138,51 +176,17 @@ func unseal(b []byte, header string, foreign error) (string, error) {
 		return "", foreign
 	case !bytes.HasPrefix(b, []byte(header)):
 		return "", errVersion
-	case len(b) < len(header)+sumLen || !strings.HasPrefix(string(b[len(b)-sumLen:]), "sum "):
+	case len(b) < len(header)+sumLen:
 		return "", errTorn
 	}
 
 	body := b[:len(b)-sumLen]
-	if string(b[len(body):]) != sum(body) {
+	last := string(b[len(body):])
+	if !strings.HasPrefix(last, "sum ") {
+		return "", errTorn
+	}
+	if last != sum(body) {
 		return "", errChanged
 	}
 	return string(body[len(header):]), nil
-}
-
-// fields parses lines of the form "name value", in a fixed order.
-type fields struct {
-	rest string // the lines that are not parsed yet
-	bad  bool   // a line was not as expected
-}
-
-// complete reports whether all lines were parsed and were as expected.
-func (p *fields) complete() bool { return !p.bad && p.rest == "" }
-
-// The method next returns the value of the next line, which must begin with the given name.
-func (p *fields) next(name string) string {
-	line, rest, ok := strings.Cut(p.rest, "\n")
-	value, named := strings.CutPrefix(line, name+" ")
-	p.bad = p.bad || !ok || !named
-	p.rest = rest
-	return strings.TrimRight(value, " ") // without the spaces that fill up the line
-}
-
-func (p *fields) text(name string) string { return parsed(p, name, strconv.Unquote) }
-
-func (p *fields) time(name string) time.Time {
-	return parsed(p, name, func(s string) (time.Time, error) { return time.Parse(stamp, s) })
-}
-
-func (p *fields) unsigned(name string) uint64 {
-	return parsed(p, name, func(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) })
-}
-
-func (p *fields) signed(name string) int64 {
-	return parsed(p, name, func(s string) (int64, error) { return strconv.ParseInt(s, 10, 64) })
-}
-
-func parsed[T any](p *fields, name string, parse func(string) (T, error)) T {
-	v, err := parse(p.next(name))
-	p.bad = p.bad || err != nil
-	return v
 }
