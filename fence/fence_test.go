@@ -2,6 +2,7 @@ package fence_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io"
@@ -35,23 +36,42 @@ var must = await.Must
 type guard struct {
 	write func(ctx context.Context, word string) error
 	log   func() []string
+
+	// oneStep says that the guard raises its fence and writes in one step. Other guards raise the
+	// fence first.
+	oneStep bool
 }
+
+// dying is a word whose writer dies when the word is in the log.
+const dying = "dying"
 
 var writing atomic.Bool
 
-// add appends a word to a file. It fails if another add is at work.
-func add(path, word string) error {
+// add calls the function write with a word. It fails if another add is at work. If the word is
+// dying, it panics.
+func add(word string, write func(word string) error) error {
 	if !writing.CompareAndSwap(false, true) {
 		return errors.New("two writes at the same time")
 	}
 	defer writing.Store(false)
 	time.Sleep(time.Millisecond)
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
+	err := write(word)
+	if word == dying {
+		panic(http.ErrAbortHandler) // which a server does not log
 	}
-	_, err = f.WriteString(word + "\n")
-	return errors.Join(err, f.Close())
+	return err
+}
+
+// addTo appends a word to a file.
+func addTo(path, word string) error {
+	return add(word, func(word string) error {
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteString(word + "\n")
+		return errors.Join(err, f.Close())
+	})
 }
 
 func words(path string) []string {
@@ -66,30 +86,73 @@ func guards(path, server, web string) map[string]guard {
 	rdb := redis.NewClient(await.Value(redis.ParseURL(server)))
 	client := &http.Client{Transport: fence.Transport{}}
 	return map[string]guard{
-		"memory": {func(ctx context.Context, word string) error {
-			return memory.Do(ctx, path, func(context.Context) error { return add(path+".memory", word) })
-		}, func() []string { return words(path + ".memory") }},
-		"file": {func(ctx context.Context, word string) error {
-			return filefence.Do(ctx, path, func(context.Context) error { return add(path, word) })
-		}, func() []string { return words(path) }},
-		"redis": {func(ctx context.Context, word string) error {
-			return redisfence.Do(ctx, rdb, path+":fence", func(p redis.Pipeliner) error { return p.RPush(ctx, path, word).Err() })
-		}, func() []string { return rdb.LRange(context.Background(), path, 0, -1).Val() }},
-		"http": {func(ctx context.Context, word string) error {
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, web+"?word="+word, nil)
-			if err != nil {
-				return err
-			}
-			resp, err := client.Do(req)
-			if err != nil {
-				return err
-			}
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusPreconditionRequired {
-				return fence.ErrNone
-			}
-			return nil
-		}, func() []string { return words(path + ".web") }},
+		"memory": {
+			write: func(ctx context.Context, word string) error {
+				return memory.Do(ctx, path, func(context.Context) error {
+					return addTo(path+".memory", word)
+				})
+			},
+			log: func() []string { return words(path + ".memory") },
+		},
+		"file": {
+			write: func(ctx context.Context, word string) error {
+				return filefence.Do(ctx, path, func(context.Context) error { return addTo(path, word) })
+			},
+			log: func() []string { return words(path) },
+		},
+		"redis": {
+			write: func(ctx context.Context, word string) error {
+				return redisfence.Do(ctx, rdb, path+":fence", func(p redis.Pipeliner) error {
+					if word == dying {
+						panic("before the transaction is sent")
+					}
+					return p.RPush(ctx, path, word).Err()
+				})
+			},
+			log:     func() []string { return rdb.LRange(context.Background(), path, 0, -1).Val() },
+			oneStep: true,
+		},
+		"http": {
+			write: func(ctx context.Context, word string) error {
+				return post(ctx, client, web+"?word="+word)
+			},
+			log: func() []string { return words(path + ".web") },
+		},
+		"PostgreSQL": sqlGuard(fence.SQL{}),
+		"MySQL":      sqlGuard(fence.SQL{MySQL: true}),
+	}
+}
+
+func post(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	if resp.StatusCode == http.StatusPreconditionRequired {
+		return fence.ErrNone
+	}
+	return nil
+}
+
+func sqlGuard(s fence.SQL) guard {
+	fake := &database{}
+	db := fake.open()
+	return guard{
+		write: func(ctx context.Context, word string) error {
+			return s.Do(ctx, db, "log", func(ctx context.Context, tx *sql.Tx) error {
+				return add(word, func(word string) error {
+					_, err := tx.ExecContext(ctx, "INSERT INTO log", word)
+					return err
+				})
+			})
+		},
+		log:     fake.words,
+		oneStep: true,
 	}
 }
 
@@ -98,7 +161,7 @@ func resources(t *testing.T) (path, server, web string) {
 	path = filepath.Join(t.TempDir(), "log")
 	memory := new(fence.Memory)
 	srv := httptest.NewServer(fence.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		serve(t, memory, "log", func(context.Context) error { return add(path+".web", r.FormValue("word")) }).ServeHTTP(w, r)
+		serve(t, memory, "log", func(context.Context) error { return addTo(path+".web", r.FormValue("word")) }).ServeHTTP(w, r)
 	})))
 	t.Cleanup(srv.Close)
 	return path, redistest.Start(t, nil).URL(), srv.URL
@@ -168,6 +231,40 @@ func TestFencesOfWritesNeverDecrease(t *testing.T) {
 			log := g.log()
 			if !slices.IsSorted(log) || len(log) < 20 || log[len(log)-20] != fmt.Sprint(most) {
 				t.Errorf("the log is %v", log)
+			}
+		})
+	}
+}
+
+// A write that is in the log has raised the fence, even if its process dies in the middle.
+func TestEachGuardRaisesTheFenceBeforeItWrites(t *testing.T) {
+	for kind, g := range guards(resources(t)) {
+		t.Run(kind, func(t *testing.T) {
+			write := func(f uint64, word string) (err error) {
+				defer func() {
+					if r := recover(); r != nil {
+						err = fmt.Errorf("died: %v", r)
+					}
+				}()
+				return g.write(fence.With(t.Context(), f), word)
+			}
+			must(t, write(6, "six"))
+			if err := write(5, dying); !errors.Is(err, fence.ErrStale) {
+				t.Errorf("a late write began before it was refused: %v", err)
+			}
+
+			if err := write(8, dying); err == nil || errors.Is(err, fence.ErrStale) {
+				t.Errorf("a write that dies: %v", err)
+			}
+			want := []string{"six", dying}
+			if g.oneStep {
+				want = []string{"six"}
+			}
+			if got := g.log(); !slices.Equal(got, want) {
+				t.Errorf("after a write that died the log is %q, want %q", got, want)
+			}
+			if err := write(7, "seven"); errors.Is(err, fence.ErrStale) == g.oneStep {
+				t.Errorf("a smaller fence after the write that died: %v", err)
 			}
 		})
 	}
