@@ -85,7 +85,9 @@ func (c *connection) raise(args []driver.NamedValue) int64 {
 }
 
 // ExecContext adds a word to the log, or raises the fence.
-func (c *connection) ExecContext(_ context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+func (c *connection) ExecContext(
+	_ context.Context, query string, args []driver.NamedValue,
+) (driver.Result, error) {
 	if strings.HasPrefix(query, "INSERT INTO fences") {
 		c.raise(args)
 		return driver.RowsAffected(1), nil
@@ -99,7 +101,9 @@ func (c *connection) ExecContext(_ context.Context, query string, args []driver.
 }
 
 // QueryContext returns the fence.
-func (c *connection) QueryContext(_ context.Context, _ string, args []driver.NamedValue) (driver.Rows, error) {
+func (c *connection) QueryContext(
+	_ context.Context, _ string, args []driver.NamedValue,
+) (driver.Rows, error) {
 	return &row{c.raise(args)}, nil
 }
 

@@ -41,7 +41,9 @@ type StaleError struct {
 
 // Error names the resource and both fences.
 func (e *StaleError) Error() string {
-	return fmt.Sprintf("fence: the lock of %q was lost: a holder with fence %d has written, and this one has %d", e.Resource, e.Seen, e.Fence)
+	return fmt.Sprintf(
+		"fence: the lock of %q was lost: a holder with fence %d has written, and this one has %d",
+		e.Resource, e.Seen, e.Fence)
 }
 
 // Is reports whether target is [ErrStale] or [hasp.ErrLost].
@@ -71,7 +73,8 @@ func Of(ctx context.Context) (uint64, error) {
 	case l == nil:
 		return 0, fmt.Errorf("%w: the context is not of a lease", ErrNone)
 	case len(leases) > 1:
-		return 0, fmt.Errorf("fence: %w: the context is of %d leases; pass the context of one of them", hasp.ErrInvalid, len(leases))
+		return 0, fmt.Errorf("fence: %w: the context is of %d leases; pass the context of one of them",
+			hasp.ErrInvalid, len(leases))
 	case l.Shared():
 		return 0, fmt.Errorf("fence: %w: the lease of %q is shared", hasp.ErrInvalid, l.Key())
 	case l.Fence() == 0:

@@ -160,15 +160,19 @@ func sqlGuard(s fence.SQL) guard {
 func resources(t *testing.T) (path, server, web string) {
 	path = filepath.Join(t.TempDir(), "log")
 	memory := new(fence.Memory)
-	srv := httptest.NewServer(fence.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		serve(t, memory, "log", func(context.Context) error { return addTo(path+".web", r.FormValue("word")) }).ServeHTTP(w, r)
-	})))
+	service := func(w http.ResponseWriter, r *http.Request) {
+		write := func(context.Context) error { return addTo(path+".web", r.FormValue("word")) }
+		serve(t, memory, "log", write)(w, r)
+	}
+	srv := httptest.NewServer(fence.Handler(http.HandlerFunc(service)))
 	t.Cleanup(srv.Close)
 	return path, redistest.Start(t, nil).URL(), srv.URL
 }
 
 // serve returns a service that writes under a guard in its memory.
-func serve(t *testing.T, m *fence.Memory, resource string, write func(context.Context) error) http.HandlerFunc {
+func serve(
+	t *testing.T, m *fence.Memory, resource string, write func(context.Context) error,
+) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := m.Do(r.Context(), resource, write); err != nil && !fence.Refuse(w, err) {
 			t.Error(err)
@@ -177,7 +181,8 @@ func serve(t *testing.T, m *fence.Memory, resource string, write func(context.Co
 }
 
 func client(t *testing.T, s *memlock.Store) *hasp.Client {
-	c := await.Value(hasp.New(s.Driver(), &hasp.Options{Timeout: 10 * time.Millisecond})) // so that Close does not wait for leases
+	o := &hasp.Options{Timeout: 10 * time.Millisecond} // so that Close does not wait for leases
+	c := await.Value(hasp.New(s.Driver(), o))
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -186,18 +191,25 @@ func TestLateWriteIsRefused(t *testing.T) {
 	for kind, g := range guards(resources(t)) {
 		t.Run(kind, func(t *testing.T) {
 			ctx, store := t.Context(), new(memlock.Store)
-			first, err := client(t, store).Lock(ctx, "k", hasp.WithFence(), hasp.WithoutRenewal(), hasp.WithTTL(100*time.Millisecond))
+			first, err := client(t, store).Lock(ctx, "k", hasp.WithFence(), hasp.WithoutRenewal(),
+				hasp.WithTTL(100*time.Millisecond))
 			must(t, err)
 			late := context.WithoutCancel(first.Context()) // of a write that was sent before the loss
 			must(t, g.write(late, "one"))
-			second := await.Value(client(t, store).Lock(ctx, "k", hasp.WithFence())) // when the first term has ended
+
+			// This lock comes when the first term has ended.
+			second := await.Value(client(t, store).Lock(ctx, "k", hasp.WithFence()))
 			must(t, g.write(second.Context(), "two"))
 
 			err = g.write(late, "late")
 			var stale *fence.StaleError
-			if !errors.As(err, &stale) || !errors.Is(err, fence.ErrStale) || !errors.Is(err, hasp.ErrLost) ||
-				stale.Fence != first.Fence() || stale.Seen != second.Fence() || stale.Resource == "" {
-				t.Errorf("the late write returned %v", err)
+			isLoss := errors.Is(err, fence.ErrStale) && errors.Is(err, hasp.ErrLost)
+			if !errors.As(err, &stale) || !isLoss {
+				t.Fatalf("the late write returned %v", err)
+			}
+			isWhole := stale.Fence == first.Fence() && stale.Seen == second.Fence()
+			if !isWhole || stale.Resource == "" {
+				t.Errorf("the late write returned %+v", stale)
 			}
 			must(t, g.write(second.Context(), "three")) // the same fence may write again
 			if err := g.write(ctx, "none"); !errors.Is(err, fence.ErrNone) {
@@ -221,13 +233,15 @@ func TestFencesOfWritesNeverDecrease(t *testing.T) {
 				all.Go(func() {
 					ctx := fence.With(t.Context(), uint64(f+1))
 					for range 20 {
-						if err := g.write(ctx, fmt.Sprint(f+1)); err != nil && !errors.Is(err, fence.ErrStale) {
+						err := g.write(ctx, fmt.Sprint(f+1))
+						if err != nil && !errors.Is(err, fence.ErrStale) {
 							t.Error(err)
 						}
 					}
 				})
 			}
 			all.Wait()
+
 			log := g.log()
 			if !slices.IsSorted(log) || len(log) < 20 || log[len(log)-20] != fmt.Sprint(most) {
 				t.Errorf("the log is %v", log)
@@ -269,6 +283,9 @@ func TestEachGuardRaisesTheFenceBeforeItWrites(t *testing.T) {
 		})
 	}
 }
+
+// nothing is a write that writes nothing.
+func nothing(context.Context) error { return nil }
 
 func TestOf(t *testing.T) {
 	c := client(t, new(memlock.Store))
@@ -317,7 +334,8 @@ func TestFenceThatIsNoNumber(t *testing.T) {
 	all := guards(path, server, web)
 	for _, kind := range []string{"file", "redis"} {
 		err := all[kind].write(fence.With(t.Context(), 9), "word")
-		if err == nil || errors.Is(err, fence.ErrStale) || !strings.Contains(err.Error(), "no fence") || len(all[kind].log()) > 0 {
+		isOther := err == nil || errors.Is(err, fence.ErrStale)
+		if isOther || !strings.Contains(err.Error(), "no fence") || len(all[kind].log()) > 0 {
 			t.Errorf("%s: %v, wrote %v", kind, err, all[kind].log())
 		}
 	}
@@ -327,7 +345,6 @@ func TestMemoryWaitsForItsTurn(t *testing.T) {
 	var m fence.Memory
 	ctx, cancel := context.WithCancelCause(fence.With(t.Context(), 5))
 	why := errors.New("why")
-	nothing := func(context.Context) error { return nil }
 	must(t, m.Do(ctx, "r", func(context.Context) error {
 		must(t, m.Do(ctx, "another", nothing))
 		cancel(why)
@@ -349,7 +366,6 @@ func TestMemoryWaitsForItsTurn(t *testing.T) {
 
 func TestFileOfADirectory(t *testing.T) {
 	dir := t.TempDir()
-	nothing := func(context.Context) error { return nil }
 	must(t, filefence.Do(fence.With(t.Context(), 7), dir, nothing))
 	if err := filefence.Do(fence.With(t.Context(), 6), dir+"/", nothing); !errors.Is(err, fence.ErrStale) {
 		t.Errorf("with a slash at the end: %v", err)
@@ -358,19 +374,28 @@ func TestFileOfADirectory(t *testing.T) {
 
 func TestHandler(t *testing.T) {
 	var m fence.Memory
-	must(t, m.Do(fence.With(t.Context(), 7), "r", func(context.Context) error { return nil }))
+	must(t, m.Do(fence.With(t.Context(), 7), "r", nothing))
 	for _, test := range []struct {
 		fences []string
 		want   int
 	}{
-		{nil, 428}, {[]string{""}, 400}, {[]string{"seven"}, 400}, {[]string{"-7"}, 400}, {[]string{"0"}, 400},
-		{[]string{"7", "8"}, 400}, {[]string{"99999999999999999999"}, 400}, {[]string{"6"}, 412}, {[]string{"7"}, 200},
+		{nil, 428},
+		{[]string{""}, 400},
+		{[]string{"seven"}, 400},
+		{[]string{"-7"}, 400},
+		{[]string{"0"}, 400},
+		{[]string{"7", "8"}, 400},
+		{[]string{"99999999999999999999"}, 400},
+		{[]string{"6"}, 412},
+		{[]string{"7"}, 200},
 	} {
-		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "PUT", "/r", nil)
+		w := httptest.NewRecorder()
+		r := httptest.NewRequestWithContext(t.Context(), "PUT", "/r", nil)
 		r.Header["Fence"] = test.fences
-		fence.Handler(serve(t, &m, "r", func(context.Context) error { return nil })).ServeHTTP(w, r)
-		if w.Code != test.want || (w.Code == 412) != (w.Header().Get("Fence") == "7") {
-			t.Errorf("fences %q: got %d, fence %q, want %d", test.fences, w.Code, w.Header().Get("Fence"), test.want)
+		fence.Handler(serve(t, &m, "r", nothing)).ServeHTTP(w, r)
+		seen := w.Header().Get("Fence")
+		if w.Code != test.want || (w.Code == 412) != (seen == "7") {
+			t.Errorf("fences %q: got %d, fence %q, want %d", test.fences, w.Code, seen, test.want)
 		}
 	}
 	if fence.Refuse(httptest.NewRecorder(), errors.New("another error")) {
@@ -387,14 +412,18 @@ func TestTransport(t *testing.T) {
 	defer srv.Close()
 	web := &http.Client{Transport: fence.Transport{Base: http.DefaultTransport}}
 	for _, ctx := range []context.Context{t.Context(), fence.With(t.Context(), 7)} {
-		resp := await.Value(web.Do(await.Value(http.NewRequestWithContext(ctx, "PUT", srv.URL, nil))))
-		must(t, resp.Body.Close())
+		req := await.Value(http.NewRequestWithContext(ctx, "PUT", srv.URL, nil))
+		must(t, await.Value(web.Do(req)).Body.Close())
+		if len(req.Header) > 0 {
+			t.Errorf("the caller's request has got a header: %v", req.Header)
+		}
 	}
 	if fmt.Sprintf("%q", got) != `["" "7"]` {
 		t.Errorf("the fences are %q", got)
 	}
 
-	shared := await.Value(client(t, new(memlock.Store)).Lock(t.Context(), "k", hasp.WithFence(), hasp.WithShared()))
+	locks := client(t, new(memlock.Store))
+	shared := await.Value(locks.Lock(t.Context(), "k", hasp.WithFence(), hasp.WithShared()))
 	body := &body{Reader: strings.NewReader("x")}
 	req := await.Value(http.NewRequestWithContext(shared.Context(), "PUT", srv.URL, body))
 	if _, err := web.Do(req); !errors.Is(err, hasp.ErrInvalid) || len(got) > 2 || !body.closed {

@@ -55,6 +55,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if base == nil {
 		base = http.DefaultTransport
 	}
+
 	f, err := Of(r.Context())
 	switch {
 	case errors.Is(err, ErrNone):
@@ -72,6 +73,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil || resp.StatusCode != http.StatusPreconditionFailed {
 		return resp, err
 	}
+
 	seen, _ := strconv.ParseUint(resp.Header.Get(Header), 10, 64) // 0 if there is no header
 	if err := Compare(r.URL.Host+r.URL.Path, f, seen); err != nil {
 		resp.Body.Close()

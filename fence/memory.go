@@ -15,8 +15,10 @@ type Memory struct {
 
 // entry is what Memory knows of a resource.
 type entry struct {
-	turn chan struct{} // has room for one value; the caller that puts a value in may write to the resource, and use the field seen
-	seen uint64        // the largest fence so far
+	// turn has room for one value. The caller that puts a value in may write to the resource, and
+	// use the field seen.
+	turn chan struct{}
+	seen uint64 // the largest fence so far
 }
 
 // Do calls write, unless a larger fence than the one of ctx was seen for the resource. In that case
@@ -29,17 +31,7 @@ func (m *Memory) Do(ctx context.Context, resource string, write func(context.Con
 		return err
 	}
 
-	m.mu.Lock()
-	e := m.entries[resource]
-	if e == nil {
-		e = &entry{turn: make(chan struct{}, 1)}
-		if m.entries == nil {
-			m.entries = map[string]*entry{}
-		}
-		m.entries[resource] = e
-	}
-	m.mu.Unlock()
-
+	e := m.entry(resource)
 	select {
 	case e.turn <- struct{}{}:
 		defer func() { <-e.turn }()
@@ -48,9 +40,26 @@ func (m *Memory) Do(ctx context.Context, resource string, write func(context.Con
 	if ctx.Err() != nil { // select may have chosen the turn although ctx had ended
 		return context.Cause(ctx)
 	}
+
 	if err := Compare(resource, f, e.seen); err != nil {
 		return err
 	}
-	e.seen = f
+	e.seen = f // before the write, which may die in the middle
 	return write(ctx)
+}
+
+// entry returns the entry of a resource.
+func (m *Memory) entry(resource string) *entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.entries == nil {
+		m.entries = map[string]*entry{}
+	}
+
+	e := m.entries[resource]
+	if e == nil {
+		e = &entry{turn: make(chan struct{}, 1)}
+		m.entries[resource] = e
+	}
+	return e
 }

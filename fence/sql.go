@@ -48,13 +48,16 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string) error {
 		_, err = tx.ExecContext(ctx, "INSERT INTO "+table+" (resource, fence) VALUES (?, ?)"+
 			" ON DUPLICATE KEY UPDATE fence = GREATEST(fence, ?)", resource, int64(f), int64(f))
 		if err == nil {
-			err = tx.QueryRowContext(ctx, "SELECT fence FROM "+table+" WHERE resource = ? FOR UPDATE", resource).Scan(&seen)
+			row := tx.QueryRowContext(ctx,
+				"SELECT fence FROM "+table+" WHERE resource = ? FOR UPDATE", resource)
+			err = row.Scan(&seen)
 		}
 	} else {
-		err = tx.QueryRowContext(ctx, "INSERT INTO "+table+" AS held (resource, fence) VALUES ($1, $2)"+
+		row := tx.QueryRowContext(ctx, "INSERT INTO "+table+" AS held (resource, fence) VALUES ($1, $2)"+
 			" ON CONFLICT (resource) DO UPDATE SET fence ="+
-			" CASE WHEN held.fence < excluded.fence THEN excluded.fence ELSE held.fence END RETURNING fence",
-			resource, int64(f)).Scan(&seen)
+			" CASE WHEN held.fence < excluded.fence THEN excluded.fence ELSE held.fence END"+
+			" RETURNING fence", resource, int64(f))
+		err = row.Scan(&seen)
 	}
 	if err != nil {
 		return err
@@ -70,6 +73,7 @@ func (s SQL) Do(ctx context.Context, db *sql.DB, resource string, write func(ctx
 		return err
 	}
 	defer tx.Rollback() // also if write panics; after a commit it does nothing
+
 	if err := s.Check(ctx, tx, resource); err != nil {
 		return err
 	}

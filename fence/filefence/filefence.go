@@ -42,7 +42,7 @@ func Do(ctx context.Context, path string, write func(context.Context) error) err
 	if _, err := lock.TryLockContext(ctx, poll); err != nil {
 		return cmp.Or(context.Cause(ctx), err)
 	}
-	defer lock.Unlock()
+	defer lock.Unlock() // also if write panics
 
 	seen, err := read(path + ".fence")
 	if err == nil {
@@ -66,6 +66,7 @@ func read(path string) (uint64, error) {
 	case err != nil:
 		return 0, err
 	}
+
 	seen, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("filefence: %s has no fence: %w", path, err)
@@ -79,6 +80,7 @@ func replace(path string, f uint64) error {
 	if err != nil {
 		return err
 	}
+
 	_, err = fmt.Fprintln(temp, f)
 	err = errors.Join(err, temp.Sync(), temp.Close())
 	if err == nil {

@@ -27,6 +27,7 @@ func Do(ctx context.Context, rdb redis.UniversalClient, fenceKey string, write f
 	if err != nil {
 		return err
 	}
+
 	for {
 		err := rdb.Watch(ctx, func(tx *redis.Tx) error {
 			seen, err := tx.Get(ctx, fenceKey).Uint64()
@@ -36,6 +37,7 @@ func Do(ctx context.Context, rdb redis.UniversalClient, fenceKey string, write f
 			case err != nil && !errors.Is(err, redis.Nil):
 				return err
 			}
+
 			if err := fence.Compare(fenceKey, f, seen); err != nil {
 				return err
 			}
@@ -49,6 +51,7 @@ func Do(ctx context.Context, rdb redis.UniversalClient, fenceKey string, write f
 			})
 			return err
 		}, fenceKey)
+
 		if !errors.Is(err, redis.TxFailedErr) {
 			return err
 		}
