@@ -68,36 +68,15 @@ var (
 
 var errClosed = errors.New("memlock: driver is closed")
 
-// entry is a key that has a holder or waiters.
-type entry struct {
-	key   string
-	claim backend.Claim // the exclusive holder's claim; Token is empty if there is none
-	fence uint64        // the largest fence of the holders, or 0
-	since time.Time     // the time at which the exclusive hold began
-	until time.Time     // when its term ends
-	queue list.List     // the waiters (of type *waiter) in order of arrival
-
-	// readers maps tokens to holders of a shared hold. The terms of some may have ended.
-	readers map[string]*reader
-}
-
-// reader is one holder of a shared hold.
-type reader struct {
-	owner string
-	fence uint64
-	until time.Time // when its term ends
-}
-
-// waiter is a place in the queue.
-type waiter struct {
-	claim backend.Claim
-	place *list.Element  // its place in the entry's queue, until grant is set
-	grant *backend.Grant // nil until the key is handed to this waiter
-	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one signal
-}
-
+// Traits reports all that a driver can do, within one process.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Process}
+	return backend.Traits{
+		Ordered: true,
+		Fenced:  true,
+		MinHold: true,
+		Shared:  true,
+		Reach:   backend.Process,
+	}
 }
 
 // Acquire takes the key if the key has no waiter, and is free for the claim c.
@@ -135,20 +114,21 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		granted, left, err := d.poll(ctx, e, w)
+		g, rest, err := d.poll(ctx, e, w)
 		if err != nil {
 			return backend.Grant{}, err
 		}
-		if granted {
-			return *w.grant, nil
+		if g != nil {
+			return *g, nil
 		}
 
 		// Only the first waiter needs a timer. The others get a signal when they become first.
 		var expired <-chan time.Time
-		if left > 0 {
-			timer.Reset(left)
+		if rest > 0 {
+			timer.Reset(rest)
 			expired = timer.C
 		}
+
 		select {
 		case <-w.wake:
 		case <-expired:
@@ -158,10 +138,12 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 }
 
-// poll reports whether the waiter w has the key now, or returns the error that ends w's wait.
-// Otherwise, if w is the first waiter, the result left is the rest of a holder's term, after which
-// w must call poll again. For the other waiters that result is 0.
-func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, left time.Duration, err error) {
+// poll returns the grant of the waiter w, if it has the key now, or the error that ends w's wait.
+// Otherwise, if w is the first waiter, rest is the rest of a holder's term, after which w must call
+// poll again. For the other waiters rest is 0.
+func (d *driver) poll(
+	ctx context.Context, e *entry, w *waiter,
+) (g *backend.Grant, rest time.Duration, err error) {
 	s := d.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,31 +155,35 @@ func (d *driver) poll(ctx context.Context, e *entry, w *waiter) (granted bool, l
 		s.advanceLocked(e, now)
 	}
 	if w.grant != nil {
-		return true, 0, nil
+		return w.grant, 0, nil
 	}
 
 	// The key is held. The refusal is definite, because a wait that ends now leaves nothing in the
 	// store.
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		err = e.refusal(now)
-	case d.closedErr() != nil:
-		err = errClosed
-	case e.first() == w:
-		left = e.until.Sub(now)
-		if r := e.reader(now); r != nil {
-			left = r.until.Sub(now)
-		}
-		return false, left, nil
-	default:
-		return false, 0, nil
+	} else {
+		err = d.closedErr()
 	}
-	e.queue.Remove(w.place)
-	s.advanceLocked(e, now) // shared waiters behind w may join the readers now
-	return false, 0, err
+	if err != nil {
+		e.queue.Remove(w.place)
+		s.advanceLocked(e, now) // shared waiters behind w may join the readers now
+		return nil, 0, err
+	}
+
+	if e.first() != w {
+		return nil, 0, nil
+	}
+	if r := e.reader(now); r != nil {
+		return nil, r.until.Sub(now), nil
+	}
+	return nil, e.until.Sub(now), nil
 }
 
-func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+// Renew prolongs the terms of cs, one after the other.
+func (d *driver) Renew(
+	ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error),
+) {
 	for i, c := range cs {
 		if ctx.Err() != nil {
 			return
@@ -233,11 +219,9 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	return g, nil
 }
 
-// keptToken replaces the token of a hold that was released with KeepUntil. No claim has this token,
-// because tokens have only URL-safe characters.
-const keptToken = "(kept)"
-
-func (e *entry) kept() bool { return e.claim.Token == keptToken }
+// minHoldToken replaces the token of a hold that was released with KeepUntil. No claim has this
+// token, because tokens have only URL-safe characters.
+const minHoldToken = "(kept)"
 
 // Release hands the key to the first waiter. If c.KeepUntil is set, the first waiter receives the
 // key at that time.
@@ -257,7 +241,8 @@ func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	case r != nil:
 		delete(e.readers, c.Token)
 	case c.KeepUntil.After(now):
-		e.claim.Token, e.until = keptToken, c.KeepUntil
+		e.claim.Token = minHoldToken
+		e.until = c.KeepUntil
 	default:
 		e.claim.Token = ""
 	}
@@ -265,6 +250,7 @@ func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	return nil
 }
 
+// Inspect returns the holder and the waiters of key.
 func (d *driver) Inspect(_ context.Context, key string) (backend.Status, error) {
 	var st backend.Status
 	if err := d.closedErr(); err != nil {
@@ -284,7 +270,9 @@ func (d *driver) Inspect(_ context.Context, key string) (backend.Status, error) 
 const pageSize = 256
 
 // List yields the keys in no particular order. It looks at 256 keys at a time.
-func (d *driver) List(ctx context.Context, prefix string, _ time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(
+	ctx context.Context, prefix string, _ time.Duration,
+) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		s := d.store
 		if err := cmp.Or(ctx.Err(), d.closedErr()); err != nil {
@@ -299,10 +287,12 @@ func (d *driver) List(ctx context.Context, prefix string, _ time.Duration) iter.
 			defer s.mu.Lock() // deferred, because yield may panic
 			return yield(e, err)
 		}
-		looked := 0
+
+		n := 0
 		for key, e := range s.keys {
-			if looked++; looked%pageSize == 0 {
-				s.mu.Unlock()
+			n++
+			if n%pageSize == 0 {
+				s.mu.Unlock() // lets other calls go on
 				s.mu.Lock()
 			}
 			if err := cmp.Or(ctx.Err(), d.closedErr()); err != nil {
@@ -315,7 +305,9 @@ func (d *driver) List(ctx context.Context, prefix string, _ time.Duration) iter.
 			if !strings.HasPrefix(key, prefix) || s.keys[key] != e {
 				continue
 			}
-			if st := e.status(time.Now()); (st.Held || len(st.Waiters) > 0) && !outside(backend.Entry{Key: key, Status: st}, nil) {
+			st := e.status(time.Now())
+			inUse := st.Held || len(st.Waiters) > 0
+			if inUse && !outside(backend.Entry{Key: key, Status: st}, nil) {
 				return
 			}
 		}
@@ -332,7 +324,8 @@ func (d *driver) Break(_ context.Context, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.keys[key]; e != nil {
-		e.claim.Token, e.readers = "", nil
+		e.claim.Token = ""
+		e.readers = nil
 		s.advanceLocked(e, time.Now())
 	}
 	return nil
@@ -353,89 +346,6 @@ func (d *driver) closedErr() error {
 	}
 }
 
-// trustedUntil returns the time until which the holder may trust a term that begins now.
-func trustedUntil(now time.Time, ttl time.Duration) time.Time {
-	return now.Add(ttl - backend.Drift(ttl))
-}
-
-const maxShown = 1000
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
-func (e *entry) held(now time.Time) bool {
-	return e.claim.Token != "" && now.Before(e.until) || e.reader(now) != nil
-}
-
-// reader returns a reader whose term has not ended, or nil. It removes readers whose terms have
-// ended, so that dead readers do not add up.
-func (e *entry) reader(now time.Time) *reader {
-	for token, r := range e.readers {
-		if now.Before(r.until) {
-			return r
-		}
-		delete(e.readers, token)
-	}
-	return nil
-}
-
-// The method left returns the rest of the holder's term, or of the longest term of the readers.
-func (e *entry) left(now time.Time) time.Duration {
-	until := e.until
-	for _, r := range e.readers {
-		until = later(until, r.until)
-	}
-	return until.Sub(now)
-}
-
-// freeFor reports whether the key has no holder that excludes c.
-func (e *entry) freeFor(c backend.Claim, now time.Time) bool {
-	return !e.held(now) || c.Shared && len(e.readers) > 0
-}
-
-func (e *entry) status(now time.Time) (st backend.Status) {
-	switch {
-	case !e.held(now):
-	case len(e.readers) > 0:
-		st = backend.Status{Held: true, TTL: e.left(now), Fence: e.fence}
-		for _, r := range e.readers {
-			if now.Before(r.until) && len(st.Shared) < maxShown {
-				st.Shared = append(st.Shared, r.owner)
-			}
-		}
-	default:
-		st = backend.Status{Held: true, Owner: e.claim.Owner, Since: e.since.Round(0), Kept: e.kept(), TTL: e.left(now), Fence: e.fence}
-	}
-	for p := e.queue.Front(); p != nil; p = p.Next() {
-		st.Waiters = append(st.Waiters, p.Value.(*waiter).claim.Owner)
-	}
-	return st
-}
-
-// refusal returns a HeldError. If the key has a holder, the error names the holder. If the key has
-// no holder, the caller is refused because other callers wait.
-func (e *entry) refusal(now time.Time) *backend.HeldError {
-	he := &backend.HeldError{}
-	if e.held(now) {
-		he.Owner, he.RetryAfter, he.Waited, he.Kept = e.claim.Owner, e.left(now), e.claim.Waited, e.kept()
-	}
-	if r := e.reader(now); r != nil {
-		he.Owner, he.Shared = r.owner, true
-	}
-	return he
-}
-
-func (e *entry) first() *waiter {
-	if p := e.queue.Front(); p != nil {
-		return p.Value.(*waiter)
-	}
-	return nil
-}
-
 // heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, heldLocked also
 // returns the reader.
 func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
@@ -453,10 +363,12 @@ func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	return nil, nil
 }
 
+// entryLocked returns the entry of key, which it creates if there is none.
 func (s *Store) entryLocked(key string, now time.Time) *entry {
 	if e := s.keys[key]; e != nil {
 		return e
 	}
+
 	if len(s.keys) >= s.limit { // in the zero Store the limit is 0, so sweepLocked creates the map
 		s.sweepLocked(now)
 	}
@@ -468,7 +380,10 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 // grantLocked makes the claim c the holder of the key, or adds c to the readers.
 func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
 	if !e.held(now) {
-		e.claim, e.readers, e.until, e.fence = backend.Claim{}, nil, now, 0
+		e.claim = backend.Claim{}
+		e.readers = nil
+		e.until = now
+		e.fence = 0
 	}
 	if c.Fenced {
 		s.fence++
@@ -477,21 +392,11 @@ func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Gr
 	if c.Shared {
 		return e.enter(c, now)
 	}
-	e.claim, e.since, e.until = c, now, now.Add(c.TTL)
-	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
-}
 
-func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
-	r := &reader{owner: c.Owner, until: now.Add(c.TTL)}
-	g := backend.Grant{Until: trustedUntil(now, c.TTL)}
-	if c.Fenced {
-		r.fence, g.Fence = e.fence, e.fence
-	}
-	if e.readers == nil {
-		e.readers = map[string]*reader{}
-	}
-	e.readers[c.Token] = r
-	return g
+	e.claim = c
+	e.since = now
+	e.until = now.Add(c.TTL)
+	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
 }
 
 // advanceLocked is called after each change of a hold or of the queue. It hands the key to the
@@ -504,9 +409,12 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 		w.grant = &g
 		w.signal()
 	}
-	switch next := e.first(); {
+
+	next := e.first()
+	switch {
 	case next != nil:
-		next.signal() // this waiter may have become the first, or its timer may run until the end of an old term
+		// This waiter may have become the first, or its timer may run until the end of an old term.
+		next.signal()
 	case !e.held(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
@@ -524,7 +432,136 @@ func (s *Store) sweepLocked(now time.Time) {
 			keys[key] = e
 		}
 	}
-	s.keys, s.limit = keys, max(minLimit, 2*len(keys))
+	s.keys = keys
+	s.limit = max(minLimit, 2*len(keys))
+}
+
+// entry is a key that has a holder or waiters.
+type entry struct {
+	key   string
+	claim backend.Claim // the exclusive holder's claim; Token is empty if there is none
+	fence uint64        // the largest fence of the holders, or 0
+	since time.Time     // the time at which the exclusive hold began
+	until time.Time     // when its term ends
+	queue list.List     // the waiters (of type *waiter) in order of arrival
+
+	// readers maps tokens to holders of a shared hold. The terms of some may have ended.
+	readers map[string]*reader
+}
+
+// held reports whether the key has a holder.
+func (e *entry) held(now time.Time) bool {
+	isExclusive := e.claim.Token != "" && now.Before(e.until)
+	return isExclusive || e.reader(now) != nil
+}
+
+// reader returns a reader whose term has not ended, or nil. It removes readers whose terms have
+// ended, so that dead readers do not add up.
+func (e *entry) reader(now time.Time) *reader {
+	for token, r := range e.readers {
+		if now.Before(r.until) {
+			return r
+		}
+		delete(e.readers, token)
+	}
+	return nil
+}
+
+// rest returns the rest of the holder's term, or of the longest term of the readers.
+func (e *entry) rest(now time.Time) time.Duration {
+	until := e.until
+	for _, r := range e.readers {
+		until = later(until, r.until)
+	}
+	return until.Sub(now)
+}
+
+// freeFor reports whether the key has no holder that excludes c.
+func (e *entry) freeFor(c backend.Claim, now time.Time) bool {
+	joins := c.Shared && len(e.readers) > 0
+	return !e.held(now) || joins
+}
+
+// status returns what Inspect and List say of the key.
+func (e *entry) status(now time.Time) (st backend.Status) {
+	const maxShown = 1000
+	if e.held(now) {
+		st = backend.Status{Held: true, TTL: e.rest(now), Fence: e.fence}
+		if len(e.readers) == 0 {
+			st.Owner = e.claim.Owner
+			st.Since = e.since.Round(0)
+			st.Kept = e.isMinHold()
+		}
+		for _, r := range e.readers {
+			if now.Before(r.until) && len(st.Shared) < maxShown {
+				st.Shared = append(st.Shared, r.owner)
+			}
+		}
+	}
+
+	for p := e.queue.Front(); p != nil; p = p.Next() {
+		st.Waiters = append(st.Waiters, p.Value.(*waiter).claim.Owner)
+	}
+	return st
+}
+
+// refusal returns a HeldError. If the key has a holder, the error names the holder. If the key has
+// no holder, the caller is refused because other callers wait.
+func (e *entry) refusal(now time.Time) *backend.HeldError {
+	he := &backend.HeldError{}
+	if e.held(now) {
+		he.Owner = e.claim.Owner
+		he.RetryAfter = e.rest(now)
+		he.Waited = e.claim.Waited
+		he.Kept = e.isMinHold()
+	}
+	if r := e.reader(now); r != nil {
+		he.Owner = r.owner
+		he.Shared = true
+	}
+	return he
+}
+
+// first returns the first waiter, or nil.
+func (e *entry) first() *waiter {
+	if p := e.queue.Front(); p != nil {
+		return p.Value.(*waiter)
+	}
+	return nil
+}
+
+// enter adds c to the readers.
+func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
+	r := &reader{owner: c.Owner, until: now.Add(c.TTL)}
+	g := backend.Grant{Until: trustedUntil(now, c.TTL)}
+	if c.Fenced {
+		r.fence = e.fence
+		g.Fence = e.fence
+	}
+
+	if e.readers == nil {
+		e.readers = map[string]*reader{}
+	}
+	e.readers[c.Token] = r
+	return g
+}
+
+// isMinHold reports whether the hold was released with KeepUntil.
+func (e *entry) isMinHold() bool { return e.claim.Token == minHoldToken }
+
+// reader is one holder of a shared hold.
+type reader struct {
+	owner string
+	fence uint64
+	until time.Time // when its term ends
+}
+
+// waiter is a place in the queue.
+type waiter struct {
+	claim backend.Claim
+	place *list.Element  // its place in the entry's queue, until grant is set
+	grant *backend.Grant // nil until the key is handed to this waiter
+	wake  chan struct{}  // signals a grant, or that the waiter is now first; has room for one signal
 }
 
 // signal wakes the waiter. One pending signal is enough, because the waiter reads the state under
@@ -536,17 +573,31 @@ func (w *waiter) signal() {
 	}
 }
 
+// trustedUntil returns the time until which the holder may trust a term that begins now.
+func trustedUntil(now time.Time, ttl time.Duration) time.Time {
+	return now.Add(ttl - backend.Drift(ttl))
+}
+
+// later returns the later of two times.
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
 func init() { hasp.Register("memlock", open) }
 
-// The variable named contains the stores of URLs, under the names in these URLs.
-var named = struct {
+// byName has the stores of URLs, under the names in these URLs.
+var byName = struct {
 	sync.Mutex // guards stores
 	stores     map[string]*Store
 }{stores: map[string]*Store{}}
 
 func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
-		return nil, fmt.Errorf("%w: memlock takes one node, the name of a store, not %d", hasp.ErrInvalid, len(c.Nodes))
+		return nil, fmt.Errorf("%w: memlock takes one node, the name of a store, not %d",
+			hasp.ErrInvalid, len(c.Nodes))
 	}
 
 	name := ""
@@ -554,16 +605,17 @@ func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 		name = c.Nodes[0]
 	}
 	if strings.Contains(name, "://") {
-		return nil, fmt.Errorf("%w: memlock has no transport: want memlock:// or memlock://NAME", hasp.ErrInvalid)
+		return nil, fmt.Errorf("%w: memlock has no transport: want memlock:// or memlock://NAME",
+			hasp.ErrInvalid)
 	}
 
 	// Several Clients may open the same name at the same time. They must share one store.
-	named.Lock()
-	defer named.Unlock()
-	s := named.stores[name]
+	byName.Lock()
+	defer byName.Unlock()
+	s := byName.stores[name]
 	if s == nil {
 		s = new(Store)
-		named.stores[name] = s
+		byName.stores[name] = s
 	}
 	return s.Driver(), nil
 }
