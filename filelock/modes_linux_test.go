@@ -69,3 +69,31 @@ func watchModes(t *testing.T, dir string) func() []string {
 		return names
 	}
 }
+
+// Each file that a call has opened is closed at its end, also if the call fails.
+func TestCallsLeaveNoFileOpen(t *testing.T) {
+	count := func() int { return len(files(t, "/proc/self/fd")) }
+	d := on(t.TempDir(), nil)
+	c := claim("k")
+	acquire(t, d, c)
+	before := count()
+
+	damaged := claim(stranger("k"))
+	write(t, d.folder.fenceFile(stripeOf(damaged.Key)), []byte("seven\n"))
+	if _, err := d.Acquire(t.Context(), fenced(damaged)); err == nil {
+		t.Error("a fence from a damaged file")
+	}
+	must(t, renew(d, c)[0])
+	listed(t, d, "")
+	g := anothersGuard(t, d.folder.path, "k")
+	if mine, err := d.guards.try(stripeOf("k")); mine != nil || err != nil {
+		t.Errorf("the guard of another process: %v, %v", mine, err)
+	}
+	g.unlock()
+	release(t, d, c) // needs the turn that the method try has given back
+	d.sweeper.sweep(t.Context(), 1)
+	must(t, d.Close())
+	if after := count(); after > before {
+		t.Errorf("%d files are open, and %d were before", after, before)
+	}
+}
