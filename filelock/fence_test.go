@@ -1,7 +1,6 @@
 package filelock
 
 import (
-	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -67,19 +66,6 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 }
 
 func remove(t *testing.T, path string) { t.Helper(); must(t, os.Remove(path)) }
-
-// A directory on a memory disk is empty after a reboot. Fences then still grow if earlier fences
-// were not ahead of the clock.
-func TestFencesDoNotRunAheadOfTheClock(t *testing.T) {
-	clock := newDial()
-	d := clock.on(t.TempDir())
-	for i := range 200 {
-		if f := acquire(t, d, fenced(claim(fmt.Sprint("key ", i)))).Fence; f != minFence(clock.read()) {
-			t.Fatalf("fence %d of key %d is %d µs from the time", f, i, f-minFence(clock.read()))
-		}
-		clock.pass(time.Millisecond)
-	}
-}
 
 func TestDamagedStripeGivesNoFence(t *testing.T) {
 	valid := string(seal([]byte(fenceHeader + "fence 7\n")))

@@ -11,7 +11,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +23,7 @@ func TestRenewalKeepsWhatTheRecordSays(t *testing.T) {
 	clock := newDial()
 	d := clock.on(t.TempDir())
 	c := fenced(claim("k"))
+	c.Waited = 3 * time.Second
 	fence := acquire(t, d, c).Fence
 	since := clock.read().wall
 	clock.pass(30 * time.Second)
@@ -33,6 +33,11 @@ func TestRenewalKeepsWhatTheRecordSays(t *testing.T) {
 	want := backend.Status{Held: true, Owner: "host/1/test", Since: since, TTL: time.Minute, Fence: fence}
 	if !reflect.DeepEqual(s, want) {
 		t.Errorf("got %+v, want %+v", s, want)
+	}
+	var held *backend.HeldError
+	_, err := d.Acquire(t.Context(), claim("k"))
+	if !errors.As(err, &held) || held.Waited != 3*time.Second {
+		t.Errorf("the next caller's error: %v, %+v", err, held)
 	}
 }
 
@@ -106,33 +111,6 @@ func TestRenewalIsToldWithoutTheGuard(t *testing.T) {
 		must(t, err)
 		release(t, d, cs[i])
 	})
-}
-
-func TestRecordIsThereAtEveryMomentOfARenewal(t *testing.T) {
-	d := on(t.TempDir(), nil)
-	c := claim("k")
-	acquire(t, d, c)
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for looks := 0; ; looks++ {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			if s, err := d.Inspect(context.Background(), "k"); !s.Held || err != nil {
-				t.Errorf("look %d: %+v, %v", looks, s, err)
-				return
-			}
-		}
-	})
-	for range 300 {
-		c.TTL += time.Second // so that the renewal writes the record
-		must(t, renew(d, c)[0])
-	}
-	close(stop)
-	wg.Wait()
 }
 
 func locks(t *testing.T, dir string) (names []string) {
