@@ -111,12 +111,20 @@ func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 	}
 	// If the address has ?token=, go on to the redirect even with the cookie, because the redirect
 	// removes the token.
-	if c, err := r.Cookie(g.cookie); err == nil && equal(c.Value, g.pass()) && !r.URL.Query().Has("token") {
+	c, err := r.Cookie(g.cookie)
+	hasPass := err == nil && equal(c.Value, g.pass())
+	if hasPass && !r.URL.Query().Has("token") {
 		return true
 	}
+
 	if given := r.URL.Query().Get("token"); given != "" && equal(given, g.token) {
 		http.SetCookie(w, &http.Cookie{
-			Name: g.cookie, Value: g.pass(), Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil,
+			Name:     g.cookie,
+			Value:    g.pass(),
+			Path:     "/",
+			HttpOnly: true,
+			SameSite: http.SameSiteStrictMode,
+			Secure:   r.TLS != nil,
 		})
 		w.Header().Set("Location", "/")
 		w.WriteHeader(http.StatusSeeOther)

@@ -88,7 +88,8 @@ func (h *history) follow(old, l *lock) {
 	open := func(owner, state string, from time.Time) {
 		for i, s := range before {
 			// If the same owner has a new hold, begin a new span.
-			if s.owner == owner && s.State == state && (state == waits || same) {
+			isSame := s.owner == owner && s.State == state
+			if isSame && (state == waits || same) {
 				l.open = append(l.open, s)
 				before = slices.Delete(before, i, i+1)
 				return
@@ -109,14 +110,18 @@ func (h *history) follow(old, l *lock) {
 	}
 
 	for _, s := range before {
-		s.To, s.How = ms(l.seen), left
+		s.To = ms(l.seen)
+		s.How = left
 		switch {
 		case s.State == waits:
-			if slices.ContainsFunc(l.open, func(now span) bool { return now.owner == s.owner && now.State != waits }) {
-				s.To, s.How = ms(at), got
+			holds := func(now span) bool { return now.owner == s.owner && now.State != waits }
+			if slices.ContainsFunc(l.open, holds) {
+				s.To = ms(at)
+				s.How = got
 			}
 		default:
-			s.To, s.How = ms(at), how(old, at)
+			s.To = ms(at)
+			s.How = how(old, at)
 			if s.How == expired {
 				s.Stale = ms(old.until().Add(-old.most * 2 / 3))
 			}
@@ -187,7 +192,8 @@ func (h *history) lanes(key string, l *lock) []ownerHistory {
 	}
 	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.From, b.From) })
 
-	lanes, at := []ownerHistory{}, map[string]int{}
+	lanes := []ownerHistory{}
+	at := map[string]int{}
 	for _, s := range spans {
 		i, ok := at[s.owner]
 		if !ok {

@@ -58,15 +58,17 @@ type tableRow struct {
 // Foreign reports whether a key is held by a value that the strategy did not write. Such a value
 // has no owner or no term. Every hold of a hasp Client has both.
 func Foreign(s backend.Status) bool {
-	return s.Held && (s.Owner == "" && len(s.Shared) == 0 || s.TTL < 0)
+	hasOwner := s.Owner != "" || len(s.Shared) > 0
+	return s.Held && (!hasOwner || s.TTL < 0)
 }
 
 // SameHold reports whether two entries of a key seem to show the same hold. If the store does not
 // record when holds began, SameHold may mistake two holds of one owner for one hold. A store may
 // compute Since from the rest of the term, which it rounds to milliseconds.
 func SameHold(a, b backend.Status) bool {
-	return a.Held == b.Held && a.Owner == b.Owner && len(a.Shared) > 0 == (len(b.Shared) > 0) &&
-		a.Since.Sub(b.Since).Abs() < 10*time.Millisecond && a.Fence == b.Fence
+	bothShared := len(a.Shared) > 0 == (len(b.Shared) > 0)
+	sameOwner := a.Held == b.Held && a.Owner == b.Owner && bothShared
+	return sameOwner && a.Fence == b.Fence && a.Since.Sub(b.Since).Abs() < 10*time.Millisecond
 }
 
 func rowOf(l *lock) tableRow {
@@ -77,12 +79,17 @@ func rowOf(l *lock) tableRow {
 	if !l.Held {
 		return r
 	}
-	r.Owner, r.Kept, r.Shared = shown(l.Owner), l.Kept, l.share
+	r.Owner = shown(l.Owner)
+	r.Kept = l.Kept
+	r.Shared = l.share
 	if len(l.Shared) > 0 {
 		r.Owner = shown(l.Shared[0])
 	}
 	r.Foreign = Foreign(l.Status)
-	r.Since, r.Seen, r.Until, r.Late = ms(l.Since), ms(l.first), ms(l.until()), l.unrenewed()
+	r.Since = ms(l.Since)
+	r.Seen = ms(l.first)
+	r.Until = ms(l.until())
+	r.Late = l.unrenewed()
 	return r
 }
 

@@ -140,7 +140,11 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 		w.history.addGap("unwatched", w.listed, now)
 	}
 	w.compare(next, now)
-	w.listed, w.took, w.more, w.failed, w.since = began, now.Sub(began), more, "", time.Time{}
+	w.listed = began
+	w.took = now.Sub(began)
+	w.more = more
+	w.failed = ""
+	w.since = time.Time{}
 }
 
 // list maps the keys of the store to their locks. The result more counts keys beyond the bounds.
@@ -175,7 +179,8 @@ func newLock(e backend.Entry) *lock {
 		return short
 	}
 	l.Owner = strings.Clone(e.Owner[:min(len(e.Owner), maxName)])
-	l.Waiters, l.Shared = cut(e.Waiters), cut(e.Shared)
+	l.Waiters = cut(e.Waiters)
+	l.Shared = cut(e.Shared)
 	l.size += len(l.Key) + len(l.Owner)
 	return l
 }
@@ -192,15 +197,20 @@ func (l *lock) until() time.Time {
 // unrenewed reports whether the holder seems to have stopped renewing. hasp renews after a third of
 // a term, so less than half of the term means that a renewal is overdue. After an unlock, no hold is
 // renewed that a min hold keeps.
-func (l *lock) unrenewed() bool { return l.Held && !l.Kept && l.TTL >= 0 && l.TTL < l.most/2 }
+func (l *lock) unrenewed() bool {
+	isRenewed := l.Held && !l.Kept
+	return isRenewed && l.TTL >= 0 && l.TTL < l.most/2
+}
 
 // compare sets w.known to the argument next, and records what has changed. The caller holds w.mu.
 func (w *watcher) compare(next map[string]*lock, now time.Time) {
 	for key, l := range next {
-		l.first, l.most = l.seen, l.TTL
+		l.first = l.seen
+		l.most = l.TTL
 		old := w.known[key]
 		if old != nil && SameHold(old.Status, l.Status) {
-			l.first, l.most = old.first, max(old.most, l.TTL)
+			l.first = old.first
+			l.most = max(old.most, l.TTL)
 		}
 		w.history.follow(old, l)
 	}
@@ -228,7 +238,8 @@ func (w *watcher) detail(key string) detail {
 			d.Shared = append(d.Shared, shown(s))
 		}
 	}
-	d.Lanes, d.Gaps = w.history.lanes(key, l), append([]unwatched{}, w.history.gaps...)
+	d.Lanes = w.history.lanes(key, l)
+	d.Gaps = append([]unwatched{}, w.history.gaps...)
 	if w.failed != "" && !w.listed.IsZero() {
 		d.Gaps = append(d.Gaps, unwatched{"outage", ms(w.listed), 0})
 	}
@@ -238,9 +249,22 @@ func (w *watcher) detail(key string) detail {
 func (w *watcher) table() table {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	t := table{Now: ms(time.Now()), Number: w.lists, Store: store{w.o.Store, shown(w.o.Prefix), w.o.Ordered},
-		Rows: make([]tableRow, 0, len(w.known)), Status: status{Listed: ms(w.listed), Took: w.took.Milliseconds(),
-			Rest: w.rest.Milliseconds(), Keys: len(w.known), More: w.more, Error: w.failed, Since: ms(w.since)}}
+	t := table{
+		Now:    ms(time.Now()),
+		Number: w.lists,
+		Store:  store{w.o.Store, shown(w.o.Prefix), w.o.Ordered},
+		Rows:   make([]tableRow, 0, len(w.known)),
+		Status: status{
+			Listed: ms(w.listed),
+			Took:   w.took.Milliseconds(),
+			Rest:   w.rest.Milliseconds(),
+			Keys:   len(w.known),
+			More:   w.more,
+			Error:  w.failed,
+			Since:  ms(w.since),
+		},
+	}
+
 	for _, l := range w.known {
 		t.Rows = append(t.Rows, rowOf(l))
 	}
