@@ -40,27 +40,38 @@ type measured struct {
 }
 
 func (m *metrics) init(c *config) {
-	m.config, m.known = c, map[labels]measured{}
+	m.config = c
+	m.known = map[labels]measured{}
+
 	meter := c.meters.Meter(scope)
-	m.waitTime = instrument(meter.Float64Histogram("hasp.client.lock.wait_time", metric.WithUnit("s"),
+	m.waitTime = instrument(meter.Float64Histogram("hasp.client.lock.wait_time",
+		metric.WithUnit("s"),
 		metric.WithDescription("The time it took to get a lock, or not to get it."),
 		metric.WithExplicitBucketBoundaries(bounds...)))
-	m.useTime = instrument(meter.Float64Histogram("hasp.client.lock.use_time", metric.WithUnit("s"),
+	m.useTime = instrument(meter.Float64Histogram("hasp.client.lock.use_time",
+		metric.WithUnit("s"),
 		metric.WithDescription("The time between getting a lock and the end of its hold."),
 		metric.WithExplicitBucketBoundaries(bounds...)))
-	m.count = instrument(meter.Int64UpDownCounter("hasp.client.lock.count", metric.WithUnit("{lock}"),
+	m.count = instrument(meter.Int64UpDownCounter("hasp.client.lock.count",
+		metric.WithUnit("{lock}"),
 		metric.WithDescription("The number of locks that are held.")))
-	m.pending = instrument(meter.Int64UpDownCounter("hasp.client.lock.pending_requests", metric.WithUnit("{request}"),
+	m.pending = instrument(meter.Int64UpDownCounter("hasp.client.lock.pending_requests",
+		metric.WithUnit("{request}"),
 		metric.WithDescription("The number of callers that wait for a lock.")))
-	m.followers = instrument(meter.Int64UpDownCounter("hasp.client.lock.followers", metric.WithUnit("{follower}"),
+	m.followers = instrument(meter.Int64UpDownCounter("hasp.client.lock.followers",
+		metric.WithUnit("{follower}"),
 		metric.WithDescription("The number of calls of Lead that wait to lead.")))
-	m.leaders = instrument(meter.Int64UpDownCounter("hasp.client.lock.leaders", metric.WithUnit("{leader}"),
+	m.leaders = instrument(meter.Int64UpDownCounter("hasp.client.lock.leaders",
+		metric.WithUnit("{leader}"),
 		metric.WithDescription("The number of calls of Lead that lead.")))
-	m.timeouts = instrument(meter.Int64Counter("hasp.client.lock.timeouts", metric.WithUnit("{timeout}"),
+	m.timeouts = instrument(meter.Int64Counter("hasp.client.lock.timeouts",
+		metric.WithUnit("{timeout}"),
 		metric.WithDescription("The number of waits for a lock that timed out.")))
-	m.losses = instrument(meter.Int64Counter("hasp.client.lock.losses", metric.WithUnit("{loss}"),
+	m.losses = instrument(meter.Int64Counter("hasp.client.lock.losses",
+		metric.WithUnit("{loss}"),
 		metric.WithDescription("The number of leases that were lost before they were unlocked.")))
-	m.renewalFailures = instrument(meter.Int64Counter("hasp.client.lock.renewal_failures", metric.WithUnit("{failure}"),
+	m.renewalFailures = instrument(meter.Int64Counter("hasp.client.lock.renewal_failures",
+		metric.WithUnit("{failure}"),
 		metric.WithDescription("The number of renewals that failed or were not answered.")))
 
 	// Begin the counters at 0. If a counter began at 1, Prometheus would miss the first increase.
@@ -100,9 +111,14 @@ func (m *metrics) with(l labels) measured {
 		return known
 	}
 
-	attrs := slices.DeleteFunc([]attribute.KeyValue{stateKey.String(l.state), operationKey.String(l.op),
-		errorTypeKey.String(l.errorType), lossKey.String(l.loss)},
-		func(a attribute.KeyValue) bool { return a.Value.AsString() == "" })
+	attrs := []attribute.KeyValue{
+		stateKey.String(l.state),
+		operationKey.String(l.op),
+		errorTypeKey.String(l.errorType),
+		lossKey.String(l.loss),
+	}
+	isEmpty := func(a attribute.KeyValue) bool { return a.Value.AsString() == "" }
+	attrs = slices.DeleteFunc(attrs, isEmpty)
 	set := metric.WithAttributeSet(attribute.NewSet(m.config.attributes(l.key, attrs...)...))
 	made := measured{[]metric.AddOption{set}, []metric.RecordOption{set}}
 	m.mu.Lock()

@@ -167,7 +167,10 @@ func (o *observer) observe(ctx context.Context, e hasp.Event) {
 	returns = true
 }
 
-var ends = map[hasp.EventKind]hasp.EventKind{hasp.EventRequested: hasp.EventRefused, hasp.EventAcquired: hasp.EventReleased}
+var ends = map[hasp.EventKind]hasp.EventKind{
+	hasp.EventRequested: hasp.EventRefused,
+	hasp.EventAcquired:  hasp.EventReleased,
+}
 
 // attributes returns the attributes of WithAttributes, those in the slice more, and the key.
 func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.KeyValue {
@@ -194,7 +197,13 @@ var errorTypes = []struct {
 	{hasp.ErrLost, "lost"},
 }
 
-var lossReasons = []string{hasp.LostRevoked, hasp.LostUnanswered, hasp.LostStopped, hasp.LostNotRenewed, hasp.LostMaxHold}
+var lossReasons = []string{
+	hasp.LostRevoked,
+	hasp.LostUnanswered,
+	hasp.LostStopped,
+	hasp.LostNotRenewed,
+	hasp.LostMaxHold,
+}
 
 // lossReason returns the Reason of err, or "" if err is not a LostError.
 func lossReason(err error) string {

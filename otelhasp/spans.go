@@ -48,8 +48,9 @@ func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 // took.
 func (s *spans) waited(ctx context.Context, e hasp.Event, kind, key string) {
 	now := time.Now()
-	_, span := s.tracer.Start(ctx, "hasp wait", trace.WithTimestamp(now.Add(-e.Wait)),
-		trace.WithAttributes(s.config.attributes(key, operationKey.String(e.Op), triesKey.Int(e.Tries))...))
+	attrs := s.config.attributes(key, operationKey.String(e.Op), triesKey.Int(e.Tries))
+	_, span := s.tracer.Start(ctx, "hasp wait",
+		trace.WithTimestamp(now.Add(-e.Wait)), trace.WithAttributes(attrs...))
 	end(span, kind, trace.WithTimestamp(now))
 }
 
@@ -58,7 +59,9 @@ func (s *spans) begin(ctx context.Context, e hasp.Event, key string) {
 	if e.Fence != 0 {
 		attrs = append(attrs, fenceKey.Int64(int64(e.Fence)))
 	}
-	_, span := s.tracer.Start(ctx, "hasp hold", trace.WithAttributes(s.config.attributes(key, attrs...)...))
+
+	attrs = s.config.attributes(key, attrs...)
+	_, span := s.tracer.Start(ctx, "hasp hold", trace.WithAttributes(attrs...))
 	if span.IsRecording() {
 		s.holds.Store(e.ID, span)
 	}
