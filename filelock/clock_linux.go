@@ -1,9 +1,9 @@
 package filelock
 
-import "github.com/hasplock/hasp/internal/clock"
+import hostclock "github.com/hasplock/hasp/internal/clock"
 
 func bootClock() instant {
-	boot, up := clock.SinceBoot()
+	boot, up := hostclock.SinceBoot()
 	if boot == "" {
 		return instant{}
 	}
