@@ -63,19 +63,27 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 	return s, own || shared > 0, nil
 }
 
-// records tells redisstore how to find the holds and the queues for List.
-var records = redisstore.Listing{Type: "string", Peek: []string{"getrange", "0", "9"}, Queue: "timeouts", Ours: func(begin any) bool {
-	return begin == "fairlock- " || begin == "fairlock+ "
-}}
+// records says how List finds the holds and the queues.
+var records = redisstore.Listing{
+	Type:  "string",
+	Peek:  []string{"getrange", "0", "9"},
+	Ours:  func(begin any) bool { return begin == "fairlock- " || begin == "fairlock+ " },
+	Queue: "timeouts",
+}
 
 // List returns the keys with a record of fairlock, with shared holds, or with waiters. If another
 // strategy or program holds a key with waiters, the entry has no Owner.
-func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
-	call := func(c redisstore.Candidate) redisstore.Call { return reportOn(c.Key) }
-	return d.store.ListBy(ctx, prefix, timeout, records, inspectScript, call, func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
-		s, own, err := d.status(reply)
-		// A key with both a record and a queue is found twice, but is listed once.
-		return s, own != c.Queued && (own || len(s.Waiters) > 0), err
+func (d *driver) List(ctx context.Context, prefix string,
+	timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return d.store.ListBy(ctx, prefix, timeout, redisstore.Reading{
+		Listing: records,
+		Script:  inspectScript,
+		Call:    func(c redisstore.Candidate) redisstore.Call { return reportOn(c.Key) },
+		Status: func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
+			s, own, err := d.status(reply)
+			// A key with both a record and a queue is found twice, but is listed once.
+			return s, own != c.Queued && (own || len(s.Waiters) > 0), err
+		},
 	})
 }
 

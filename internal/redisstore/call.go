@@ -107,7 +107,8 @@ type unreached struct{ cause error }
 func (u unreached) Error() string {
 	return fmt.Sprintf("%v; could not connect: %v", errNoReply, u.cause)
 }
-func (unreached) Unwrap() error { return errNoReply }
+
+func (u unreached) Unwrap() error { return errNoReply }
 
 // store stores the replies of a call that has ended.
 func (p *call) store(replies []Reply) {

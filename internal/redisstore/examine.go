@@ -25,7 +25,7 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 		return err
 	}
 	defer s.Close()
-	servers, err := s.all(ctx)
+	servers, err := s.servers.all(ctx)
 	if err != nil {
 		return s.fail(err)
 	}
@@ -36,7 +36,7 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 		replies := at.ask(ctx, true, false, []string{"info"}, []string{"cluster", "info"},
 			[]string{"config", "get", "appendfsync"}, []string{"config", "get", "min-replicas-to-write"})
 		if err := replies[0].Err; err != nil {
-			return s.named(at.label(), diagnose(err, lockHints(a), time.Since(began)))
+			return s.prefix(at.label(), diagnose(err, lockHints(a), time.Since(began)))
 		}
 		sent := time.Now() // the connection is open now, so this call measures one round trip
 		clock := at.ask(ctx, true, false, []string{"time"})[0].Value

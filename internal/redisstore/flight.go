@@ -32,7 +32,7 @@ const longest = 3 * time.Second
 
 // send sends the commands of the calls in one pipeline of g, and receives the replies.
 func (f *flight) send(g *gather, batch []*call) (r result) {
-	s := g.at.store
+	s := g.settings
 	ctx := batchContext{Context: context.Background()}
 	if len(batch) == 1 {
 		ctx.Context = batch[0].ctx // a hook sees the values of the only caller
@@ -53,14 +53,14 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 		ctx.until = time.Now().Add(longest)
 	}
 
-	rdb := g.at.rdb
+	rdb := g.rdb
 	switch {
 	case f.wire != nil:
 		rdb = f.wire.rdb
-	case g.kept || batch[0].here:
-		rdb = g.at.node
+	case g.confirm || batch[0].here:
+		rdb = g.node
 	}
-	if g.kept {
+	if g.confirm {
 		wait := resp.NewCommand("wait", strconv.Itoa(s.replicas), strconv.FormatInt(patience(ctx.until), 10))
 		cmds = append(cmds, wait)
 		r.err = f.exec(ctx, s, rdb, cmds)
@@ -116,7 +116,7 @@ func (f *flight) isLate(now time.Time, usual time.Duration) bool {
 // wait behind other commands of the program. The client of a Store that was opened has one pool, and
 // Process costs less than a pipeline. But on a cluster, Process also sends COMMAND, to which the user
 // may have no right.
-func (f *flight) exec(ctx context.Context, s *Store, rdb redis.UniversalClient, cmds []redis.Cmder) error {
+func (f *flight) exec(ctx context.Context, s *settings, rdb redis.UniversalClient, cmds []redis.Cmder) error {
 	return resp.Survive(func() error {
 		if len(cmds) == 1 && !s.plain && !s.isCluster {
 			return rdb.Process(ctx, cmds[0])

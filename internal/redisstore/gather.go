@@ -20,8 +20,12 @@ import (
 // callers. A caller leaves as soon as its context ends. If its command is not in a pipeline yet, the
 // command is not sent. Otherwise its reply is dropped.
 type gather struct {
-	at   *server
-	kept bool // replicas must confirm the commands; then there is only one flight, because WAIT blocks the connection
+	*settings
+	tasks   *tasks
+	suspect func()                // see finder.suspect
+	rdb     redis.UniversalClient // sends commands and follows redirections: the client of the Store
+	node    redis.UniversalClient // the client of this process only; differs from rdb on a cluster
+	confirm bool                  // replicas must confirm the commands; then there is only one flight, because WAIT blocks the connection
 
 	calls sync.Pool // *call; not shared by gathers, because a channel must stay in one bubble of testing/synctest
 
@@ -54,7 +58,7 @@ func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) 
 	if !ok {
 		p = &call{done: make(chan struct{}, 1)}
 	}
-	parent := p.fill(ctx, g.at.store.plain, commands)
+	parent := p.fill(ctx, g.plain, commands)
 	if f := g.put(p); f != nil {
 		g.runByCaller(parent, f, p)
 	} else {
@@ -77,8 +81,8 @@ func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) 
 // process, whatever the keys are.
 func (g *gather) doApart(ctx context.Context, here bool, replies []Reply, commands ...[]string) {
 	p := &call{done: make(chan struct{}, 1), apart: true, here: here}
-	p.fill(ctx, g.at.store.plain, commands)
-	if !g.at.store.spawn(func() { p.answer(new(flight).send(g, []*call{p})) }) {
+	p.fill(ctx, g.plain, commands)
+	if !g.tasks.spawn(func() { p.answer(new(flight).send(g, []*call{p})) }) {
 		p.answer(result{err: redis.ErrClosed})
 	}
 	p.wait(ctx)
@@ -141,7 +145,7 @@ func (g *gather) tickLocked(now, at time.Time) {
 // isCrowdLocked reports whether the calls that wait justify a second flight at once, so that the server
 // executes one pipeline while the callers of the other one receive their replies.
 func (g *gather) isCrowdLocked() bool {
-	if len(g.flights) != 1 || g.kept || g.isRefusedLocked() {
+	if len(g.flights) != 1 || g.confirm || g.isRefusedLocked() {
 		return false
 	}
 	return len(g.waiting) >= max(crowd, len(g.flights[0].batch))
@@ -156,7 +160,7 @@ func (g *gather) isRefusedLocked() bool { return time.Since(g.refused) < refusal
 // caller. If there is no such connection, forCallerLocked returns nil.
 func (g *gather) forCallerLocked(p *call, now time.Time) *flight {
 	i := g.goodLocked()
-	if i < 0 || g.kept || !g.at.store.begin() {
+	if i < 0 || g.confirm || !g.tasks.begin() {
 		return nil
 	}
 	f := g.idle[i]
@@ -340,7 +344,7 @@ func (g *gather) doubtLocked() time.Time {
 // failed.
 func (g *gather) othersWorkLocked(f *flight) bool {
 	if f.wire == nil {
-		return len(g.flights) > 1 && !g.at.store.isCluster // part of the commands may be at another server
+		return len(g.flights) > 1 && !g.isCluster // part of the commands may be at another server
 	}
 	doubt := g.doubtLocked()
 	isGood := func(f *flight) bool { return f.wire.isGood(doubt) }
@@ -356,7 +360,7 @@ func (g *gather) pauseLocked() time.Duration {
 	if g.flights[0].wire == nil {
 		most *= 2 // the client ends a call on a dead connection late, perhaps after all callers have left
 	}
-	if n >= most || g.kept || g.isRefusedLocked() {
+	if n >= most || g.confirm || g.isRefusedLocked() {
 		return tickEvery
 	}
 	return max(min(firstPause<<(2*(n-1)), lastPause)-time.Since(g.last), 0)
@@ -374,7 +378,7 @@ func (g *gather) startLocked() {
 		g.idle = slices.Delete(g.idle, i, i+1)
 	}
 	g.last = time.Now()
-	if g.at.store.begin() {
+	if g.tasks.begin() {
 		g.flights = append(g.flights, f)
 		go g.run(f)
 		return
@@ -389,7 +393,7 @@ func (g *gather) startLocked() {
 func (g *gather) endLocked(f *flight) {
 	g.flights = slices.DeleteFunc(g.flights, func(other *flight) bool { return other == f })
 	g.idle = append(g.idle, f)
-	g.at.store.wg.Done()
+	g.tasks.end()
 }
 
 // tick starts another flight if commands have waited for long, and ends calls whose time is over.
@@ -417,7 +421,7 @@ func (g *gather) tick() {
 			}
 		}
 		if len(f.batch) > 0 && now.Sub(f.sent) >= suspectAfter {
-			g.at.store.suspect()
+			g.suspect()
 		}
 	}
 	g.waiting = slices.DeleteFunc(g.waiting, func(p *call) bool {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,17 +52,25 @@ type Listing struct {
 }
 
 // ByToken finds records of the form token#owner that are strings.
-var ByToken = Listing{Type: "string", Peek: []string{"getrange", "0", strconv.Itoa(maxToken)}, Ours: func(reply any) bool {
-	text, _ := reply.(string)
-	return hasToken(text)
-}}
+var ByToken = Listing{
+	Type: "string",
+	Peek: []string{"getrange", "0", strconv.Itoa(maxToken)},
+	Ours: func(reply any) bool {
+		text, _ := reply.(string)
+		return hasToken(text)
+	},
+}
 
 // sharedRecords finds the records of shared holds. Each has a term, which PTTL returns. SCAN also
 // returns queues in this pass, because queues are sorted sets as well.
-var sharedRecords = Listing{Type: "zset", Peek: []string{"pttl"}, Ours: func(reply any) bool {
-	left, ok := reply.(int64)
-	return ok && left >= 0
-}}
+var sharedRecords = Listing{
+	Type: "zset",
+	Peek: []string{"pttl"},
+	Ours: func(reply any) bool {
+		left, ok := reply.(int64)
+		return ok && left >= 0
+	},
+}
 
 // Candidate is a key that may be held or waited for.
 type Candidate struct {
@@ -71,119 +78,89 @@ type Candidate struct {
 	Queued bool // found by its queue; otherwise by its record
 }
 
-// List yields the keys that have records. It reads the records by the script sc. The keys of sc are
-// the lock and the fence counter, and [Found] describes its reply.
-func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script) iter.Seq2[backend.Entry, error] {
-	call := func(c Candidate) Call { return Call{Keys: []string{LockKey(c.Key), DerivedKey("fence", c.Key)}} }
-	return s.ListBy(ctx, prefix, timeout, l, sc, call, func(_ Candidate, reply any) (backend.Status, bool, error) {
-		f, ok := Decode(reply)
-		if !ok {
-			return backend.Status{}, false, s.Unexpected(reply)
-		}
-		return f.Status(), f.IsOurs(), nil
-	})
+// Reading says how a list reads the records of candidates.
+type Reading struct {
+	Listing
+	Script *Script
+
+	// Call returns the call of the script for a key.
+	Call func(Candidate) Call
+
+	// Status decodes the reply of the script, and reports whether to list the key.
+	Status func(c Candidate, reply any) (backend.Status, bool, error)
 }
 
-// IsOurs reports whether the key has a record of hasp. Such a record always has a term.
-func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.Record)) }
+// lister is one call of ListBy.
+type lister struct {
+	Reading
+	s       *Store
+	timeout time.Duration
+}
 
-// ListBy is List for a script with other keys and another reply. Its argument call returns the Call
-// for a key. The function status decodes the reply, and reports whether to list the key.
-func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration, l Listing, sc *Script,
-	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) iter.Seq2[backend.Entry, error] {
-	return func(yield func(backend.Entry, error) bool) {
-		for page, err := range s.Scan(ctx, prefix, timeout, l) {
+// run yields the entries of the keys that begin with prefix.
+func (l *lister) run(ctx context.Context, prefix string, yield func(backend.Entry, error) bool) {
+	for page, err := range l.s.Scan(ctx, prefix, l.timeout, l.Listing) {
+		if err != nil {
+			yield(backend.Entry{}, err)
+			return
+		}
+		for some := range slices.Chunk(page, recordsAtOnce) {
+			began := time.Now()
+			entries, err := l.entries(ctx, some)
+			if err == nil {
+				err = rest(ctx, began)
+			}
 			if err != nil {
-				yield(backend.Entry{}, err)
+				yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
 				return
 			}
-			for some := range slices.Chunk(page, recordsAtOnce) {
-				began := time.Now()
-				entries, err := s.records(ctx, timeout, sc, some, call, status)
-				if err == nil {
-					err = rest(ctx, began)
-				}
-				if err != nil {
-					yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
+			for _, e := range entries {
+				if !yield(e, nil) {
 					return
-				}
-				for _, e := range entries {
-					if !yield(e, nil) {
-						return
-					}
 				}
 			}
 		}
 	}
 }
 
-// records runs sc for several keys, in one pipeline for each server, and returns their entries.
-func (s *Store) records(ctx context.Context, timeout time.Duration, sc *Script, some []Candidate,
-	call func(Candidate) Call, status func(c Candidate, reply any) (backend.Status, bool, error)) ([]backend.Entry, error) {
-	within, cancel := context.WithTimeout(ctx, timeout)
+// entries runs the script for several keys, in one pipeline for each server, and returns their
+// entries.
+func (l *lister) entries(ctx context.Context, some []Candidate) ([]backend.Entry, error) {
+	within, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
 	calls := make([]Call, len(some))
 	for i, c := range some {
-		calls[i] = call(c)
+		calls[i] = l.Call(c)
 	}
 
 	var entries []backend.Entry
-	var failed error
-	s.RunEach(within, sc, calls, func(i int, reply any, err error) {
+	var failure error
+	l.s.RunEach(within, l.Script, calls, func(i int, reply any, err error) {
 		switch {
 		case redis.HasErrorPrefix(err, "WRONGTYPE"):
 			return // another program has replaced the record
 		case err != nil:
-			failed = cmp.Or(failed, err) // a pipeline that fails returns the same error for each record
+			failure = cmp.Or(failure, err) // a pipeline that fails returns the same error for each record
 			return
 		}
-		st, ok, err := status(some[i], reply)
+		status, ok, err := l.Status(some[i], reply)
 		if err != nil {
-			failed = err
+			failure = err
 		}
-		if ok && (st.Held || len(st.Waiters) > 0) {
-			entries = append(entries, backend.Entry{Key: some[i].Key, Status: st})
+		if ok && (status.Held || len(status.Waiters) > 0) {
+			entries = append(entries, backend.Entry{Key: some[i].Key, Status: status})
 		}
 	})
-	return entries, failed
+	return entries, failure
 }
 
 // isPrivate reports whether a server refused a command because this user may not use the key, or
 // because the key now has another type.
 func isPrivate(err error) bool {
-	return redis.HasErrorPrefix(err, "WRONGTYPE") || redis.HasErrorPrefix(err, "NOPERM") && strings.Contains(err.Error(), " access ")
-}
-
-// Scan yields pages of the keys that begin with prefix and may be held or waited for. A page may be
-// empty. After each call to a server, Scan sleeps for as long as the call took.
-func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration, l Listing) iter.Seq2[[]Candidate, error] {
-	return func(yield func([]Candidate, error) bool) {
-		within, cancel := context.WithTimeout(ctx, timeout)
-		all, err := s.all(within)
-		cancel()
-		if err != nil {
-			yield(nil, cmp.Or(ctx.Err(), s.fail(err)))
-			return
-		}
-		sc := &scan{s: s, timeout: timeout, prefix: prefix, queue: l.Queue, master: s.master()}
-		for _, sc.at = range all {
-			for _, sc.records = range []Listing{l, sharedRecords} {
-				for sc.cursor = "0"; ; {
-					page, err := sc.page(ctx)
-					if err != nil {
-						yield(nil, cmp.Or(ctx.Err(), err))
-						return
-					}
-					if !yield(page, nil) {
-						return
-					}
-					if sc.cursor == "0" {
-						break
-					}
-				}
-			}
-		}
+	if redis.HasErrorPrefix(err, "NOPERM") {
+		return strings.Contains(err.Error(), " access ")
 	}
+	return redis.HasErrorPrefix(err, "WRONGTYPE")
 }
 
 // scan is the state of one Scan.
@@ -192,16 +169,54 @@ type scan struct {
 	timeout time.Duration
 	prefix  string
 	queue   string // Listing.Queue
-	master  string // what Store.master returned when the scan began
+	master  string // what finder.master returned when the scan began
 
 	at      *server
 	records Listing // how the current pass finds records
 	cursor  string  // "0" before the first page and after the last
 }
 
+// run yields the pages. It reads all names twice, because SCAN returns keys of one type: first for
+// the records that l finds, and then for those of shared holds.
+func (sc *scan) run(ctx context.Context, l Listing, yield func([]Candidate, error) bool) {
+	within, cancel := context.WithTimeout(ctx, sc.timeout)
+	all, err := sc.s.servers.all(within)
+	cancel()
+	if err != nil {
+		yield(nil, cmp.Or(ctx.Err(), sc.s.fail(err)))
+		return
+	}
+
+	sc.master = sc.s.servers.master()
+	for _, sc.at = range all {
+		for _, sc.records = range []Listing{l, sharedRecords} {
+			if !sc.pass(ctx, yield) {
+				return
+			}
+		}
+	}
+}
+
+// pass yields the pages of one server and one type. It returns false if the scan must end.
+func (sc *scan) pass(ctx context.Context, yield func([]Candidate, error) bool) bool {
+	for sc.cursor = "0"; ; {
+		page, err := sc.page(ctx)
+		if err != nil {
+			yield(nil, cmp.Or(ctx.Err(), err))
+			return false
+		}
+		if !yield(page, nil) {
+			return false
+		}
+		if sc.cursor == "0" {
+			return true
+		}
+	}
+}
+
 // page returns the next page of the scan.
 func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
-	if sc.s.master() != sc.master {
+	if sc.s.servers.master() != sc.master {
 		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list again"))
 	}
 	command := []string{"scan", sc.cursor, "count", namesAtOnce, "type", sc.records.Type}
@@ -225,7 +240,8 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 		switch {
 		case !ok || key == "" || !strings.HasPrefix(key, sc.prefix):
 		case kind == "":
-			locks, keys[name] = append(locks, name), key
+			locks = append(locks, name)
+			keys[name] = key
 		case kind == sc.queue:
 			page = append(page, Candidate{key, true})
 		}
@@ -276,7 +292,7 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 		for i, r := range sc.at.ask(within, true, false, commands...) {
 			var v any
 			var err error
-			if sc.s.isCluster && (redis.HasErrorPrefix(r.Err, "MOVED") || redis.HasErrorPrefix(r.Err, "ASK")) {
+			if sc.s.isCluster && redirects(r.Err) {
 				// Let Send find the right server, because the slot is being moved, or this server
 				// is no longer a master.
 				v, err = sc.s.Send(within, some[i], false, commands[i]...)
@@ -293,36 +309,4 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 		}
 	}
 	return all, nil
-}
-
-// keyOf returns the key of the lock to which a Redis key belongs. For the lock's own Redis key, the
-// result kind is empty. If no key of hasp has this name, ok is false.
-func keyOf(name string) (key, kind string, ok bool) {
-	rest, derived := strings.CutPrefix(name, ours)
-	if !derived {
-		return name, "", true
-	}
-	_, rest, _ = strings.Cut(rest, "}:")
-	kind, key, ok = strings.Cut(rest, ":")
-	if !ok || DerivedKey(kind, key) != name {
-		return "", "", false
-	}
-	if kind == "lock" {
-		return key, "", LockKey(key) == name
-	}
-	return key, kind, true
-}
-
-// escaped puts a backslash before each special character of a glob.
-var escaped = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
-
-// pattern returns a glob for the Redis keys of locks whose keys begin with prefix, or "" for all.
-func pattern(prefix, queue string) string {
-	switch {
-	case prefix == "":
-		return ""
-	case queue != "" || strings.HasPrefix(prefix, ours):
-		return "*" + escaped.Replace(prefix) + "*" // a derived name ends with the key
-	}
-	return escaped.Replace(prefix) + "*"
 }

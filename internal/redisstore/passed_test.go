@@ -122,7 +122,7 @@ func TestAHookThatFailsSendsNothingTwice(t *testing.T) {
 		rdb := srv.Client()
 		rdb.AddHook(mirror{then})
 		s := New(rdb)
-		s.one.fit.Store(true) // the check would fail
+		s.servers.one.fit.Store(true) // the check would fail
 		var calls sync.WaitGroup
 		const callers, rounds = 64, 20
 		for i := range callers {

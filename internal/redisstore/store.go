@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"os"
 	"reflect"
-	"slices"
+	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,6 +16,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
+	"github.com/hasplock/hasp/internal/redisstore/slot"
 )
 
 // Store is one Redis: a server, the master that sentinels name, or a cluster. Many goroutines may
@@ -23,249 +25,31 @@ type Store struct {
 	// Subscriber holds the subscriptions of the Store. Store.Close also closes the Subscriber.
 	*pubsub.Subscriber
 
-	name        string // the prefix of errors that do not name a single server
-	rdb         redis.UniversalClient
-	opened      *dialer // nil if the caller of hasp passed the client
-	plain       bool    // the client may have hooks, which expect texts as arguments
-	isCluster   bool    // keys are in slots, and channels may be in slots
-	bySentinels bool
-	namesRun    bool     // replies contain the run ID of the server
-	mayEvict    bool     // the server may evict keys
-	connections int      // how many the client may have to one server, at most maxStale
-	replicas    int      // how many replicas must confirm a hold
-	secrets     []string // no error may contain these
-	hints       hints    // for errors of the check
-	ran         sync.Map // scripts that Run sends by their hash: *Script → nil
-
-	one     *server     // nil if the Store is a cluster
-	located atomic.Bool // find has found a server of the cluster
-	servers sync.Map    // of a cluster: *redis.Client → *server
-
-	closed bool
-	mu     sync.Mutex     // makes spawn and Close exclude each other, and guards closed
-	wg     sync.WaitGroup // counts the goroutines of spawn
+	*settings
+	rdb     redis.UniversalClient
+	opened  *dialer // nil if the caller of hasp passed the client
+	servers *finder
+	tasks   *tasks   // the goroutines that Close waits for
+	ran     sync.Map // scripts that Run sends by their hash: *Script → nil
 }
 
-// server is one Redis process that commands are sent to, or the master that sentinels name.
-type server struct {
-	store *Store
-	rdb   redis.UniversalClient // sends commands and follows redirections: the client of the Store
-	node  redis.UniversalClient // the client of this process only; differs from rdb on a cluster
-	addr  string
-	name  string // "redis host:port", for errors
-	calls gather
-	holds gather // for holds that replicas must confirm
+// maxHops is how many redirections Send follows for one command.
+const maxHops = 8
 
-	fit      atomic.Bool   // the check has accepted the server
-	checking chan struct{} // has room for one caller, who checks the server
-}
+// maxStale is how many connections of a passed client Send replaces for one command at most.
+const maxStale = 64
 
-func (s *Store) newServer(node redis.UniversalClient, addr string) *server {
-	at := &server{store: s, rdb: s.rdb, node: node, addr: addr, name: s.name, checking: make(chan struct{}, 1)}
-	if s.isCluster {
-		at.name = "redis " + addr
+// NewDriver returns the driver that newDriver makes of a Store over rdb. Errors name the strategy.
+func NewDriver[D backend.Driver, O any](strategy string, rdb redis.UniversalClient, o *O,
+	newDriver func(*Store, *O) (D, error)) (backend.Driver, error) {
+	if err := CheckClient(rdb); err != nil {
+		return nil, fmt.Errorf("%s: %w", strategy, err)
 	}
-	at.calls.at, at.holds.at, at.holds.kept = at, at, true
-	return at
-}
-
-// label returns the name of the server for errors.
-func (at *server) label() string {
-	if addr := at.store.master(); addr != "" {
-		return "redis " + addr
-	}
-	return at.name
-}
-
-// master returns the address of the master that the sentinels of a URL have named, or "".
-func (s *Store) master() string {
-	if s.opened == nil || s.opened.sentinels == nil {
-		return ""
-	}
-	return s.opened.sentinels.known()
-}
-
-// gather returns the gather for commands. The argument kept is that of Store.Send.
-func (at *server) gather(kept bool) *gather {
-	if kept && at.store.replicas > 0 {
-		return &at.holds
-	}
-	return &at.calls
-}
-
-// find returns the server that has the slot of a key.
-func (s *Store) find(ctx context.Context, key string) (*server, error) {
-	if s.one != nil {
-		return s.one, nil
-	}
-	cluster := s.rdb.(*redis.ClusterClient)
-	if s.located.Load() {
-		return s.locate(ctx, cluster, key)
-	}
-	// The first call of MasterForKey asks servers for the slots, and may last longer than ctx. So let
-	// another goroutine call it.
-	type found struct {
-		at  *server
-		err error
-	}
-	result := make(chan found, 1)
-	if !s.spawn(func() {
-		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
-		defer cancel()
-		at, err := s.locate(within, cluster, key)
-		s.located.Store(s.located.Load() || err == nil)
-		result <- found{at, err}
-	}) {
-		return nil, redis.ErrClosed
-	}
-	select {
-	case r := <-result:
-		return r.at, r.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-func (s *Store) locate(ctx context.Context, cluster *redis.ClusterClient, key string) (*server, error) {
-	began := time.Now()
-	node, err := cluster.MasterForKey(ctx, key)
+	d, err := newDriver(New(rdb), o)
 	if err != nil {
-		return nil, s.explain(ctx, began, err)
+		return nil, fmt.Errorf("%s: %w", strategy, err)
 	}
-	return s.at(node), nil
-}
-
-// explain says why no server was found, and what to do, unless ctx was cancelled.
-func (s *Store) explain(ctx context.Context, began time.Time, err error) error {
-	if ctx.Err() == context.Canceled {
-		return err
-	}
-	return diagnose(err, s.hints, time.Since(began))
-}
-
-// at returns the server of a node of the cluster.
-func (s *Store) at(node *redis.Client) *server {
-	if at, ok := s.servers.Load(node); ok {
-		return at.(*server)
-	}
-	at, _ := s.servers.LoadOrStore(node, s.newServer(node, whole(node.Options().Addr)))
-	return at.(*server)
-}
-
-// all returns the servers that have keys.
-func (s *Store) all(ctx context.Context) ([]*server, error) {
-	if s.one != nil {
-		return []*server{s.one}, nil
-	}
-	var mu sync.Mutex
-	var all []*server
-	began := time.Now()
-	err := s.rdb.(*redis.ClusterClient).ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		all = append(all, s.at(node))
-		return nil
-	})
-	switch {
-	case err != nil:
-		return nil, s.explain(ctx, began, err)
-	case len(all) == 0:
-		return nil, errors.New("no server has a slot")
-	}
-	return all, nil
-}
-
-// follow returns the server to which a command must be sent again, or nil, and whether ASKING must
-// precede the command. The argument at is the server that refused it with err.
-func (s *Store) follow(ctx context.Context, at *server, key string, err error) (to *server, asking bool) {
-	addr, asking := redis.IsAskError(err)
-	if !asking {
-		addr, _ = redis.IsMovedError(err)
-		s.reload()
-	}
-	if node, ok := s.opened.nodes.known.Load(marked(redirected(addr, at.addr))); ok {
-		return s.at(node.(*redis.Client)), asking
-	}
-	for range 20 { // until the map of slots is loaded, which has a new node
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return nil, false
-		}
-		if to, err := s.find(ctx, key); err == nil && to != at {
-			return to, false
-		}
-	}
-	return nil, false
-}
-
-// reload starts a search for the servers of a cluster, and does not wait.
-func (s *Store) reload() {
-	if cluster, ok := s.rdb.(*redis.ClusterClient); ok {
-		cluster.ReloadState(context.Background())
-	}
-}
-
-// failed starts a search for the servers if err says that another server may have replaced one.
-// go-redis starts one only when a server of a cluster redirects, and once a minute.
-func (s *Store) failed(err error) {
-	switch {
-	case !mayHaveMoved(err):
-	case s.isCluster:
-		s.reload()
-	case s.bySentinels && s.opened != nil:
-		s.opened.sentinels.start(pause)
-	}
-}
-
-// suspect starts a search for the master if a reply is late. If the search began only when the first
-// call has failed, many calls that wait could fail before the new master is known.
-func (s *Store) suspect() {
-	if s.bySentinels && s.opened != nil {
-		s.opened.sentinels.start(suspectAfter)
-	}
-}
-
-// pause is the shortest time between two searches that failures start.
-const pause = 100 * time.Millisecond
-
-// mayHaveMoved reports whether another server may have replaced the one that was asked. This is so
-// if the reply says it, or if there was no reply and the call was not cancelled.
-func mayHaveMoved(err error) bool {
-	switch {
-	case errors.Is(err, context.Canceled):
-		return false
-	case resp.IsReadOnly(err):
-		return true
-	case resp.IsReply(err):
-		return slices.ContainsFunc([]string{"MASTERDOWN", "CLUSTERDOWN", "MOVED"}, func(word string) bool {
-			return redis.HasErrorPrefix(err, word)
-		})
-	}
-	return true
-}
-
-// spawn runs f on a goroutine of its own. Once the Store is being closed, it returns false instead.
-func (s *Store) spawn(f func()) bool {
-	if !s.begin() {
-		return false
-	}
-	go func() {
-		defer s.wg.Done()
-		f()
-	}()
-	return true
-}
-
-// begin counts a goroutine in wg. Once the Store is being closed, it returns false instead.
-func (s *Store) begin() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	s.wg.Add(1)
-	return true
+	return d, nil
 }
 
 // CheckClient refuses a client with which hasp cannot work.
@@ -280,66 +64,114 @@ func CheckClient(rdb redis.UniversalClient) error {
 	return nil
 }
 
-// NewDriver returns the driver that newDriver makes of a Store over rdb. Errors name the strategy.
-func NewDriver[D backend.Driver, O any](strategy string, rdb redis.UniversalClient, o *O, newDriver func(*Store, *O) (D, error)) (backend.Driver, error) {
-	if err := CheckClient(rdb); err != nil {
-		return nil, fmt.Errorf("%s: %w", strategy, err)
-	}
-	d, err := newDriver(New(rdb), o)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", strategy, err)
-	}
-	return d, nil
-}
-
 // New returns a Store that uses a client of the caller. The client keeps its settings, and the
 // Store's Close does not close the client.
 func New(rdb redis.UniversalClient) *Store {
-	s := &Store{name: "redis", rdb: rdb, plain: true, connections: maxHops, hints: clientHints}
+	o := &settings{name: "redis", plain: true, connections: maxHops, hints: clientHints}
 	switch c := rdb.(type) {
 	case *redis.Client:
 		// A client of sentinels has no address, and go-redis reports "FailoverClient" instead.
-		if s.bySentinels = c.Options().Addr == "FailoverClient"; !s.bySentinels {
-			s.name += " " + c.Options().Addr
+		o.bySentinels = c.Options().Addr == "FailoverClient"
+		if !o.bySentinels {
+			o.name += " " + c.Options().Addr
 		}
-		s.secrets = []string{c.Options().Password}
-		s.connections = min(max(c.Options().PoolSize, c.Options().PipelinePoolSize), maxStale)
+		o.secrets = []string{c.Options().Password}
+		o.connections = min(max(c.Options().PoolSize, c.Options().PipelinePoolSize), maxStale)
 	case *redis.ClusterClient:
-		s.isCluster = true
-		s.secrets = []string{c.Options().Password}
+		o.isCluster = true
+		o.secrets = []string{c.Options().Password}
 	}
-	s.start()
-	return s
+	return newStore(o, rdb, nil)
 }
 
-// start completes a Store whose client is set.
-func (s *Store) start() {
+// newStore returns a Store. The dialer is nil if the caller of hasp passed the client rdb.
+func newStore(o *settings, rdb redis.UniversalClient, opened *dialer) *Store {
+	t := &tasks{}
+	servers := &finder{settings: o, tasks: t, rdb: rdb, opened: opened}
 	config := pubsub.Config{
 		Server: func(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
-			at, err := s.find(ctx, slotKey)
+			at, err := servers.find(ctx, slotKey)
 			if err != nil {
 				return nil, err
 			}
 			return at.node, nil
 		},
-		Cluster: s.isCluster,
-		Wrap:    s.fail,
+		Cluster: o.isCluster,
+		Wrap:    o.fail,
 	}
-	if s.isCluster {
-		config.Reload = s.reload
+
+	if o.isCluster {
+		config.Reload = servers.reload
 	} else {
-		s.one = s.newServer(s.rdb, "")
-		if s.opened != nil {
-			for _, l := range s.opened.wires {
-				s.one.calls.idle = append(s.one.calls.idle, &flight{wire: l})
+		servers.one = servers.newServer(rdb, "")
+		if opened != nil {
+			calls := servers.one.calls
+			for _, w := range opened.wires {
+				calls.idle = append(calls.idle, &flight{wire: w})
 			}
 		}
 	}
-	s.Subscriber = pubsub.New(config)
+	return &Store{
+		Subscriber: pubsub.New(config),
+		settings:   o, rdb: rdb, opened: opened, servers: servers, tasks: t,
+	}
+}
+
+// probe checks that the server, or each master of a cluster, runs scripts, because every strategy
+// needs them.
+func (s *Store) probe(ctx context.Context) error {
+	if end, ok := ctx.Deadline(); ok {
+		// Let the dialer time out before ctx ends, because only the dialer's error has the cause.
+		s.opened.timeout.Store(int64(time.Until(end) * 4 / 5))
+		defer s.opened.timeout.Store(int64(dialTimeout))
+	}
+	if _, err := s.servers.find(ctx, ""); err != nil {
+		if ctx.Err() == context.Canceled {
+			err = context.Cause(ctx) // the cause says why
+		}
+		return s.fail(err)
+	}
+	servers, err := s.servers.all(ctx)
+	if err != nil {
+		return s.fail(err)
+	}
+
+	check := func(ctx context.Context, at *server) (struct{}, error) {
+		err := s.check(ctx, at)
+		if err != nil && ctx.Err() == context.Canceled {
+			err = s.prefix(at.label(), context.Cause(ctx))
+		}
+		return struct{}{}, err
+	}
+	answers, errs := askAll(ctx, servers, 0, grace, check)
+	if len(errs) == 0 {
+		return nil
+	}
+	// Masters that do not answer may be missing. But the reply of a master may be an error.
+	if err := worst(errs, "masters"); len(answers) == 0 || resp.IsReply(err) {
+		return err
+	}
+	return nil
 }
 
 // Name returns the prefix of the Store's errors.
 func (s *Store) Name() string { return s.name }
+
+// NamesRun reports whether the replies of DoAll contain the run ID of the server.
+func (s *Store) NamesRun() bool { return s.namesRun }
+
+// Replicas returns how many replicas must confirm a hold. If another client hands a key over, the
+// strategy of the new holder must send a renewal, so that the replicas confirm the hold.
+func (s *Store) Replicas() int { return s.replicas }
+
+// Channel returns the name of one of hasp's channels. Scripts for key can publish on this channel.
+// On a cluster, the name depends on the slot of key.
+func (s *Store) Channel(name, key string) string {
+	if s.isCluster {
+		return ours + slot.Number(slot.Of(LockKey(key))) + "}:" + name
+	}
+	return "hasp:" + name
+}
 
 // Close ends all subscriptions. If Open or Prepare made the Store, Close closes all connections, and
 // waits for the calls in progress.
@@ -347,33 +179,317 @@ func (s *Store) Close() error {
 	// Close the Subscriber before the connections that it uses.
 	s.Subscriber.Close()
 
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
+	s.tasks.close()
 	if s.opened != nil {
 		s.opened.close()
 		s.rdb.Close()
-		s.wg.Wait()
+		s.tasks.wait()
 	}
 	return nil
 }
 
-// fail adds the name of the Store to an error.
-func (s *Store) fail(err error) error { return s.named(s.name, err) }
-
-// The method named adds a name to an error, and hides passwords, because a server's error may
-// repeat the command. If err or the reply in it contains a password, the method also drops the
-// wrapped errors, which a program could print.
-func (s *Store) named(name string, err error) error {
-	all := err.Error()
-	if reply := redis.Error(nil); errors.As(err, &reply) {
-		all += reply.Error() // err may contain only a part of the reply
+// Do is Send for a command whose first argument after the name is its key.
+func (s *Store) Do(ctx context.Context, args ...string) (any, error) {
+	key := ""
+	if len(args) > 1 {
+		key = args[1]
 	}
-	if resp.Hide(all, s.secrets...) != all {
-		err = errors.New(resp.Hide(err.Error(), s.secrets...))
-	}
-	return fmt.Errorf("%s: %w", name, err)
+	return s.Send(ctx, key, false, args...)
 }
 
-// Unexpected returns the error for a reply that no version of Redis gives.
-func (s *Store) Unexpected(reply any) error { return s.fail(resp.Unexpected(reply, s.secrets...)) }
+// Send sends one command, once, to the server that has key. It returns the reply: nil, an int64, a
+// string or a []any. Errors name the server. The slice args usually stays on the caller's stack,
+// because the command is encoded before another goroutine receives it.
+//
+// The argument confirm is true for a command that takes or extends a hold. If the Store waits for
+// replicas, and too few of them confirm the command in time, Send returns an error, and the outcome
+// is unknown. Replicas need not confirm a command that took nothing. The reply to such a command is
+// nil, a number that is not positive, or an array that begins with nil or such a number.
+func (s *Store) Send(ctx context.Context, key string, confirm bool, args ...string) (any, error) {
+	at, err := s.ready(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+
+	asking := false
+	for hops := 0; ; hops++ {
+		r := at.send(ctx, asking, confirm, args)
+		if r.Err == nil {
+			return r.Value, nil
+		}
+		// A server that redirects or refuses a command has not executed it. go-redis follows
+		// redirections, but not of a pipeline with WAIT, which goes to one server. Limit the hops,
+		// because servers that disagree about a slot may redirect to each other without end, and
+		// because a replica may stay one.
+		hasWait := confirm && s.replicas > 0
+		var to *server
+		switch {
+		case s.isCluster && hasWait && hops < maxHops && redirects(r.Err):
+			to, asking = s.servers.follow(ctx, at, key, r.Err)
+		case s.isDemoted(r.Err) && hops < s.connections:
+			to = at
+		}
+		if to == nil {
+			return s.outcome(ctx, at, r)
+		}
+		at = to
+	}
+}
+
+// DoAll sends commands, each once, over one connection. The Store must have a single server. The
+// server executes the commands in the given order, but may execute commands of other clients in
+// between. If Prepare made the Store, each reply contains the run ID of the server that sent it.
+func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
+	at, err := s.ready(ctx, "")
+	if err != nil {
+		replies := make([]Reply, len(commands))
+		for i := range replies {
+			replies[i].Err = err
+		}
+		return replies
+	}
+
+	replies := make([]Reply, len(commands))
+	at.calls.do(ctx, replies, commands...)
+	for i, r := range replies {
+		replies[i].Value, replies[i].Err = s.outcome(ctx, at, r)
+	}
+	return replies
+}
+
+// Run runs sc once and returns its reply as Send does.
+func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
+	// Send the source until a call has succeeded. If concurrent first calls sent the hash, the
+	// server would refuse all of them, and each would be sent twice.
+	_, ran := s.ran.Load(sc)
+	var room [16]string // enough for the usual command, on the stack
+	v, err := s.Send(ctx, c.Keys[0], sc.confirm, sc.appendArgs(room[:0], c, !ran)...)
+	switch {
+	case err == nil && !ran:
+		s.ran.Store(sc, nil)
+	case err != nil && ran && redis.HasErrorPrefix(err, unknownScript):
+		return s.Send(ctx, c.Keys[0], sc.confirm, sc.appendArgs(room[:0], c, true)...)
+	}
+	return v, err
+}
+
+// RunEach runs sc once for each call, in one pipeline for each server, and passes each reply, or the
+// error in its place, to the function done, on the caller's goroutine. A call ends when ctx ends.
+func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func(i int, v any, err error)) {
+	b := batch{s: s, sc: sc, calls: calls, answers: make(chan answer, len(calls))}
+	go b.run(ctx)
+	for range calls {
+		a := <-b.answers
+		done(a.i, a.v, a.err)
+	}
+}
+
+// ready returns the server that has the slot of a key, and checks a server that has not been checked.
+func (s *Store) ready(ctx context.Context, key string) (*server, error) {
+	at, err := s.servers.find(ctx, key)
+	if err != nil {
+		return nil, s.fail(err)
+	}
+	return at, s.check(ctx, at)
+}
+
+// check checks a server that has not been checked. Its error names the server, and says what to do.
+func (s *Store) check(ctx context.Context, at *server) error {
+	began := time.Now()
+	err := at.check(ctx)
+	if err == nil || errors.As(err, new(unfitError)) {
+		return err
+	}
+	if !cancelled(ctx, err) {
+		err = diagnose(err, s.hints, time.Since(began))
+	}
+	_, err = s.outcome(ctx, at, Reply{Err: err})
+	return err
+}
+
+// outcome returns a reply, or the reply's error with the name of the server. If the error may mean that
+// another server has the key now, outcome starts a search for the servers. After a READONLY error, the
+// Subscriber connects again.
+func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
+	err := r.Err
+	switch {
+	case err == nil:
+		return r.Value, nil
+	case cancelled(ctx, err):
+		// The server may have executed the command, because the caller has left.
+		return nil, s.prefix(at.label(), ctx.Err())
+	}
+
+	// Callers check for NOSCRIPT, so do not change this error, even if the text contains a
+	// password.
+	if redis.HasErrorPrefix(err, unknownScript) {
+		return nil, err
+	}
+
+	s.servers.noteFailure(err)
+	if resp.IsReadOnly(err) {
+		// Let the Subscriber connect again, because the address leads to a new master now or soon,
+		// and the messages of that master do not arrive on the old connection.
+		s.Demoted(at.node)
+	}
+
+	if !s.isCluster && !s.bySentinels {
+		if _, ok := redis.IsMovedError(err); ok {
+			err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
+		} else if resp.IsReadOnly(err) {
+			err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
+		}
+	}
+	return nil, s.prefix(at.label(), err)
+}
+
+// redirects reports whether a server of a cluster refused a command because another one has the slot.
+func redirects(err error) bool {
+	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK ")
+}
+
+// The function cancelled reports whether a call returned err because ctx was cancelled.
+func cancelled(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// AcquireShared makes one attempt to take c.Key shared. fenceTTL is the term of a fence counter in ms.
+func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL string) (backend.Grant, error) {
+	call := Call{
+		Keys: []string{LockKey(c.Key), IntentKey(c.Key)},
+		Args: []string{c.Token + Mark + c.Owner, Millis(c.TTL)},
+	}
+	if c.Fenced {
+		// The script makes a fence only if it receives the counter's key.
+		call.Keys = append(call.Keys, DerivedKey("fence", c.Key))
+		call.Args = append(call.Args, fenceTTL)
+	}
+	reply, err := s.Run(ctx, sharedAcquireScript, call)
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	return s.Granted(reply, c)
+}
+
+// ReleaseShared releases a shared hold. If the release is to be published, the last arguments are
+// the message, the channel, and the command that publishes.
+func (s *Store) ReleaseShared(ctx context.Context, c backend.Claim, publish ...string) error {
+	return s.Owned(s.Run(ctx, sharedReleaseScript, Call{
+		Keys: []string{LockKey(c.Key)},
+		Args: append([]string{c.Token + Mark, c.Owner}, publish...),
+	}))
+}
+
+// Renew runs sc once for each claim, and passes the results to the function done, as
+// backend.Driver's Renew does. The script extends the hold on its key. Its arguments are the
+// claim's token with the text mark after it, and the term in milliseconds. For a shared hold, the
+// constant Mark follows the token, the owner is the third argument, and sharedrenew.lua extends the
+// hold. The script returns 1, or 0 if the token does not hold the key.
+func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark string,
+	done func(i int, g backend.Grant, err error)) {
+	calls := make([]Call, len(cs))
+	for i, c := range cs {
+		texts := []string{LockKey(c.Key), c.Token + mark, Millis(c.TTL)}
+		if c.Shared {
+			texts = []string{texts[0], c.Token + Mark, texts[2], c.Owner}
+		}
+		calls[i] = Call{Keys: texts[:1], Args: texts[1:]}
+	}
+	s.RunEach(ctx, sc, calls, func(i int, reply any, err error) {
+		done(i, backend.Grant{}, s.Owned(reply, err))
+	})
+}
+
+// Inspect runs a script that reports on a key; see [Found]. The keys of the script are the lock and
+// the fence counter.
+func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.Status, error) {
+	reply, err := s.Run(ctx, sc, Call{Keys: []string{LockKey(key), DerivedKey("fence", key)}})
+	if err != nil {
+		return backend.Status{}, err
+	}
+	f, ok := Decode(reply)
+	if !ok {
+		return backend.Status{}, s.Unexpected(reply)
+	}
+	return f.Status(), nil
+}
+
+// Granted decodes the reply of a script that takes a hold. The reply is one of these:
+//
+//   - 1 is a grant without a fence. A text is a grant with that fence.
+//   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
+//     a member of it follows.
+//   - {-1} means that the value of the fence counter is not a number that hasp wrote.
+func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
+	switch r := reply.(type) {
+	case int64:
+		if r == 1 && !c.Fenced {
+			return backend.Grant{}, nil
+		}
+	case string:
+		if n, err := strconv.ParseUint(r, 10, 64); err == nil && n > 0 && c.Fenced {
+			return backend.Grant{Fence: n}, nil
+		}
+	case []any:
+		if found, ok := Refusal(reply); ok {
+			return backend.Grant{}, found.Held()
+		}
+		if c.Fenced && len(r) == 1 && r[0] == int64(-1) {
+			return backend.Grant{}, NoFence(DerivedKey("fence", c.Key))
+		}
+	}
+	return backend.Grant{}, s.Unexpected(reply)
+}
+
+// Owned decodes the reply of a script that returns 1 if its token held the key, and otherwise 0.
+// For 0 the error is backend.ErrLost. If err is not nil, Owned returns err.
+func (s *Store) Owned(reply any, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case reply == int64(1):
+		return nil
+	case reply == int64(0):
+		return backend.ErrLost
+	}
+	return s.Unexpected(reply)
+}
+
+// List yields the keys that have records. It reads the records by the script sc. The keys of sc are
+// the lock and the fence counter, and [Found] describes its reply.
+func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing,
+	sc *Script) iter.Seq2[backend.Entry, error] {
+	return s.ListBy(ctx, prefix, timeout, Reading{
+		Listing: l,
+		Script:  sc,
+		Call: func(c Candidate) Call {
+			return Call{Keys: []string{LockKey(c.Key), DerivedKey("fence", c.Key)}}
+		},
+		Status: func(_ Candidate, reply any) (backend.Status, bool, error) {
+			f, ok := Decode(reply)
+			if !ok {
+				return backend.Status{}, false, s.Unexpected(reply)
+			}
+			return f.Status(), f.IsOurs(), nil
+		},
+	})
+}
+
+// ListBy is List for a script with other keys and another reply.
+func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration,
+	r Reading) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		l := &lister{s: s, timeout: timeout, Reading: r}
+		l.run(ctx, prefix, yield)
+	}
+}
+
+// Scan yields pages of the keys that begin with prefix and may be held or waited for. A page may be
+// empty. After each call to a server, Scan sleeps for as long as the call took.
+func (s *Store) Scan(ctx context.Context, prefix string, timeout time.Duration,
+	l Listing) iter.Seq2[[]Candidate, error] {
+	return func(yield func([]Candidate, error) bool) {
+		sc := &scan{s: s, timeout: timeout, prefix: prefix, queue: l.Queue}
+		sc.run(ctx, l, yield)
+	}
+}

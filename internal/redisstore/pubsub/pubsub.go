@@ -8,9 +8,9 @@ package pubsub
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -34,12 +34,10 @@ type Config struct {
 
 // Subscriber holds the subscriptions of a store. Many goroutines may use it at once.
 type Subscriber struct {
-	store Config
-	open  context.Context    // ends with the Subscriber
-	end   context.CancelFunc // ends the context open
-	wg    sync.WaitGroup     // all goroutines of the Subscriber
-
-	sharded atomic.Pointer[bool] // whether channels are in slots; nil until it is known
+	sharding
+	open context.Context    // ends with the Subscriber
+	end  context.CancelFunc // ends the context open
+	wg   sync.WaitGroup     // all goroutines of the Subscriber
 
 	// mu guards the fields below, and those of channels, links and Listeners. It is not
 	// held while a Listener's function runs.
@@ -49,38 +47,13 @@ type Subscriber struct {
 	keeping  bool // the method keep runs
 }
 
-// Listener receives the messages of one channel.
-type Listener struct {
-	receive func(payload string, again bool)
-	sub     *Subscriber
-	ch      *channel // nil if the Subscriber was already closed
-
-	settled chan error  // receives the result of Subscribe; has room for one result
-	done    bool        // settled has received the result
-	closed  atomic.Bool // deliver reads it without mu
-}
-
-// channel describes a channel that has listeners, or whose last listener was closed a moment ago.
-type channel struct {
-	name, slotKey string
-	listeners     []*Listener
-	state         state
-	link          *link     // nil while the server is not known
-	idle          time.Time // when the last listener was closed
-}
-
-// state is the state of a channel's subscription.
-type state int
-
-const (
-	isPending   state = iota // the server has not answered yet
-	isConfirmed              // the server has confirmed it
-	isRefused                // the server has refused it
-)
-
 // New returns a Subscriber without connections.
 func New(c Config) *Subscriber {
-	b := &Subscriber{store: c, channels: map[string]*channel{}, links: map[redis.UniversalClient]*link{}}
+	b := &Subscriber{
+		sharding: sharding{store: c},
+		channels: map[string]*channel{},
+		links:    map[redis.UniversalClient]*link{},
+	}
 	b.open, b.end = context.WithCancel(context.Background())
 	return b
 }
@@ -125,71 +98,6 @@ func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, rec
 	return l, err
 }
 
-// Command returns the command that publishes to the Listener, PUBLISH or SPUBLISH. If the
-// subscription is not confirmed, or its connection is known to be lost, Command returns "".
-func (l *Listener) Command() string {
-	l.sub.mu.Lock()
-	defer l.sub.mu.Unlock()
-	switch {
-	case l.ch == nil || l.ch.state != isConfirmed:
-		return ""
-	case l.sub.isSharded():
-		return "SPUBLISH"
-	}
-	return "PUBLISH"
-}
-
-// Close ends the Listener. After the last Listener is closed, the subscription stays for a moment,
-// so that the next Listener finds it confirmed.
-func (l *Listener) Close() {
-	if l.closed.Swap(true) {
-		return
-	}
-
-	l.sub.mu.Lock()
-	defer l.sub.mu.Unlock()
-	if l.ch != nil {
-		i := slices.Index(l.ch.listeners, l)
-		l.ch.listeners = slices.Delete(l.ch.listeners, i, i+1)
-		l.ch.idle = time.Now() // matters if this was the last listener
-	}
-}
-
-// Relisten replaces a connection on which messages do not arrive. When a subscription is confirmed
-// again, its Listeners are called with again set to true.
-func (l *Listener) Relisten() {
-	l.sub.mu.Lock()
-	defer l.sub.mu.Unlock()
-	if l.ch != nil && l.ch.link != nil {
-		l.ch.link.drop(errEnded)
-	}
-}
-
-// Demoted replaces the connection to a server that has become a replica. On a cluster, the method
-// keep then moves the channels to the servers that have their slots.
-func (b *Subscriber) Demoted(server redis.UniversalClient) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if k := b.links[server]; k != nil {
-		k.drop(errEnded)
-	}
-}
-
-// Close ends all goroutines. It waits for them, but at most a second, because a client that the
-// caller passed may not end a call when its context ends.
-func (b *Subscriber) Close() {
-	b.mu.Lock()
-	b.end()
-	for _, ch := range b.channels {
-		ch.settleLocked(redis.ErrClosed)
-	}
-	b.mu.Unlock()
-
-	done, end := context.WithTimeout(context.Background(), writeTimeout)
-	go func() { b.wg.Wait(); end() }()
-	<-done.Done()
-}
-
 // join adds l to the channel with the name, and subscribes to the channel if it is new. If the
 // channel's server is not found, the method keep goes on searching.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) {
@@ -227,32 +135,140 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	}
 }
 
-// settleLocked decides the result of Listen, unless it is decided already.
-func (l *Listener) settleLocked(err error) {
-	if !l.done {
-		l.done = true
-		l.settled <- err
+// Demoted replaces the connection to a server that has become a replica. On a cluster, the method
+// keep then moves the channels to the servers that have their slots.
+func (b *Subscriber) Demoted(server redis.UniversalClient) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if k := b.links[server]; k != nil {
+		k.drop(errEnded)
 	}
 }
 
-// settleLocked lets the calls of Listen that wait for ch return err. It returns the Listeners whose
-// results were decided before.
-func (ch *channel) settleLocked(err error) (others []*Listener) {
-	for _, l := range ch.listeners {
-		if l.done {
-			others = append(others, l)
-		}
-		l.settleLocked(err)
+// Close ends all goroutines. It waits for them, but at most a second, because a client that the
+// caller passed may not end a call when its context ends.
+func (b *Subscriber) Close() {
+	b.mu.Lock()
+	b.end()
+	for _, ch := range b.channels {
+		ch.settleLocked(redis.ErrClosed)
 	}
-	return others
+	b.mu.Unlock()
+
+	done, end := context.WithTimeout(context.Background(), writeTimeout)
+	go func() { b.wg.Wait(); end() }()
+	<-done.Done()
 }
 
-// deliver calls the functions of the given Listeners. The caller must not hold mu.
-func deliver(listeners []*Listener, payload string, again bool) {
-	for _, l := range listeners {
-		// Skip a Listener that was closed after the slice listeners was made.
-		if !l.closed.Load() {
-			l.receive(payload, again)
+// lingering is how long a channel without listeners is kept.
+const lingering = time.Second
+
+// The method keep moves each channel, once a second, to the server that now has the channel's slot,
+// until there are no channels. Once a second is enough, because waiters poll anyway, and more
+// searches would burden a server that cannot be used.
+func (b *Subscriber) keep() {
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-b.open.Done():
+			return
 		}
+
+		chs := b.removeUnused()
+		if len(chs) == 0 {
+			return
+		}
+
+		ctx, cancel := context.WithTimeout(b.open, connectTimeout)
+		for _, ch := range chs {
+			b.find(ctx, ch)
+		}
+		cancel()
+	}
+}
+
+// removeUnused removes channels that have had no listeners for the time lingering, links that have
+// no channels, and links that have ended. It returns the channels that are left. If no channel is
+// left, the method keep ends.
+func (b *Subscriber) removeUnused() []*channel {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	used := map[*link]bool{}
+	for name, ch := range b.channels {
+		if len(ch.listeners) > 0 || time.Since(ch.idle) < lingering {
+			used[ch.link] = true
+			continue
+		}
+		delete(b.channels, name)
+		if ch.link != nil {
+			ch.link.addLocked(command{"unsubscribe", ch})
+		}
+	}
+	for server, k := range b.links {
+		if !used[k] || k.ctx.Err() != nil {
+			k.drop(errEnded)
+			delete(b.links, server) // so that a channel that is added later starts a new link
+		}
+	}
+
+	b.keeping = len(b.channels) > 0
+	return slices.Collect(maps.Values(b.channels))
+}
+
+// find moves ch to the server that now has the channel's slot. Otherwise, ch could stay at a server
+// that has become a replica. A PUBLISH on the master does not count a replica's subscribers.
+func (b *Subscriber) find(ctx context.Context, ch *channel) {
+	// Do not hold mu here, because b.server may call a server.
+	server, err := b.server(ctx, ch.slotKey)
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	lost := ch.link == nil || ch.link.ctx.Err() != nil
+	switch {
+	case b.open.Err() != nil:
+	case err != nil && lost:
+		// Calls of Listen return the error now. Listeners of Subscribe stay, and retry.
+		ch.settleLocked(err)
+	case err != nil:
+	case lost || ch.link.server != server || ch.state == isRefused:
+		b.placeLocked(ch, server)
+		if lost {
+			// Search again, because the store may have asked a server that did not know yet that
+			// the slot has moved. If ch is now at the old server, which is a replica, that server
+			// confirms the subscription, so nothing else would show the mistake.
+			b.reload()
+		}
+	}
+}
+
+// placeLocked subscribes to ch on the link to the given server. If that link has just ended, the
+// method keep finds another link.
+func (b *Subscriber) placeLocked(ch *channel, server redis.UniversalClient) {
+	k := b.links[server]
+	if k == nil {
+		k = &link{b: b, server: server, wake: make(chan struct{}, 1)}
+		k.ctx, k.drop = context.WithCancelCause(b.open)
+		b.links[server] = k
+		b.wg.Go(k.run)
+	}
+	if ch.link != nil && ch.link != k {
+		ch.link.addLocked(command{"unsubscribe", ch})
+	}
+	ch.state, ch.link = isPending, k
+	k.addLocked(command{"subscribe", ch})
+}
+
+// movedLocked records that the method keep must find the server of a channel again.
+func (b *Subscriber) movedLocked(ch *channel) {
+	ch.state, ch.link = isPending, nil
+	b.reload()
+}
+
+// reload makes the store search for the servers of the channels, and does not wait.
+func (b *Subscriber) reload() {
+	if b.store.Reload != nil {
+		b.store.Reload()
 	}
 }

@@ -1,18 +1,12 @@
 package redisstore
 
 import (
-	"cmp"
-	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
-
-// This file has code that the strategies on Redis share, for the records of holds and for drivers.
 
 // Mark separates the token from the owner in a record, token#owner. No token contains Mark.
 const Mark = "#"
@@ -91,6 +85,9 @@ func Refusal(reply any) (Found, bool) {
 // Shared reports whether the record is shared.
 func (f Found) Shared() bool { return len(f.Members) > 0 }
 
+// IsOurs reports whether the key has a record of hasp. Such a record always has a term.
+func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.Record)) }
+
 // Without returns the report without the records for which the function own returns true.
 func (f Found) Without(own func(record string) bool) Found {
 	members := slices.DeleteFunc(slices.Clone(f.Members), own)
@@ -132,103 +129,4 @@ func (f Found) Status() backend.Status {
 		s.Fence = n
 	}
 	return s
-}
-
-// OpenOne opens the Store of a strategy that has one node.
-func OpenOne(ctx context.Context, strategy string, nodes []string, params map[string]string) (*Store, error) {
-	if len(nodes) != 1 {
-		return nil, fmt.Errorf("%w: %d nodes: want one, as in %s+redis://localhost:6379", backend.ErrInvalid, len(nodes), strategy)
-	}
-	return Open(ctx, nodes[0], params)
-}
-
-// Renew runs sc once for each claim, and passes the results to the function done, as
-// backend.Driver's Renew does. The script extends the hold on its key. Its arguments are the
-// claim's token with the text mark after it, and the term in milliseconds. For a shared hold, the
-// constant Mark follows the token, the owner is the third argument, and sharedrenew.lua extends the
-// hold. The script returns 1, or 0 if the token does not hold the key.
-func (s *Store) Renew(ctx context.Context, sc *Script, cs []backend.Claim, mark string, done func(i int, g backend.Grant, err error)) {
-	calls := make([]Call, len(cs))
-	for i, c := range cs {
-		texts := []string{LockKey(c.Key), c.Token + mark, Millis(c.TTL)}
-		if c.Shared {
-			texts = []string{texts[0], c.Token + Mark, texts[2], c.Owner}
-		}
-		calls[i] = Call{Keys: texts[:1], Args: texts[1:]}
-	}
-	s.RunEach(ctx, sc, calls, func(i int, reply any, err error) {
-		done(i, backend.Grant{}, s.Owned(reply, err))
-	})
-}
-
-// Inspect runs a script that reports on a key; see [Found]. The keys of the script are the lock and
-// the fence counter.
-func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.Status, error) {
-	reply, err := s.Run(ctx, sc, Call{Keys: []string{LockKey(key), DerivedKey("fence", key)}})
-	if err != nil {
-		return backend.Status{}, err
-	}
-	f, ok := Decode(reply)
-	if !ok {
-		return backend.Status{}, s.Unexpected(reply)
-	}
-	return f.Status(), nil
-}
-
-// Granted decodes the reply of a script that takes a hold. The reply is one of these:
-//
-//   - 1 is a grant without a fence. A text is a grant with that fence.
-//   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
-//     a member of it follows.
-//   - {-1} means that the value of the fence counter is not a number that hasp wrote.
-func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
-	switch r := reply.(type) {
-	case int64:
-		if r == 1 && !c.Fenced {
-			return backend.Grant{}, nil
-		}
-	case string:
-		if n, err := strconv.ParseUint(r, 10, 64); err == nil && n > 0 && c.Fenced {
-			return backend.Grant{Fence: n}, nil
-		}
-	case []any:
-		if found, ok := Refusal(reply); ok {
-			return backend.Grant{}, found.Held()
-		}
-		if c.Fenced && len(r) == 1 && r[0] == int64(-1) {
-			return backend.Grant{}, NoFence(DerivedKey("fence", c.Key))
-		}
-	}
-	return backend.Grant{}, s.Unexpected(reply)
-}
-
-// NoFence is the error of a fenced Acquire if the value of the fence counter is not a number that
-// hasp wrote. hasp never overwrites that value.
-func NoFence(counter string) error {
-	return fmt.Errorf("%w: the value of %q is no fence counter; remove it, so that hasp can begin a new one", backend.ErrInvalid, counter)
-}
-
-// FenceTTL parses the parameter fence_ttl. It returns zero if the parameter is missing.
-func FenceTTL(params map[string]string) (time.Duration, error) {
-	text, ok := params["fence_ttl"]
-	if !ok {
-		return 0, nil
-	}
-	ttl, err := time.ParseDuration(text)
-	if err != nil || ttl < time.Millisecond {
-		return 0, fmt.Errorf("%w: parameter fence_ttl=%q: want at least 1ms, such as 720h", backend.ErrInvalid, text)
-	}
-	return ttl, nil
-}
-
-// DefaultFenceTTL is the default of each strategy's Options.FenceTTL.
-const DefaultFenceTTL = 30 * 24 * time.Hour
-
-// CheckFenceTTL returns the value of Options.FenceTTL: the default for zero, and an
-// error for less than a millisecond.
-func CheckFenceTTL(ttl time.Duration) (time.Duration, error) {
-	if ttl = cmp.Or(ttl, DefaultFenceTTL); ttl < time.Millisecond {
-		return 0, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, ttl)
-	}
-	return ttl, nil
 }
