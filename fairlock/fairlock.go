@@ -80,11 +80,10 @@ package fairlock
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -94,7 +93,7 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Read the files in this order: this one, hold.go, wait.go, poll.go, handover.go, subscribe.go. The
+// Read the files in this order: this one, wait.go, waiters.go, poll.go, subscribe.go, life.go. The
 // scripts describe the record and the queue. docs/fairlock.md says why the protocol is safe.
 
 // defaultWindow is the default of [Options.Window].
@@ -123,23 +122,10 @@ type Options struct {
 // driver is a [backend.Waiter] that stores its locks in one Redis and serves
 // waiters in order of arrival.
 type driver struct {
-	store    *redisstore.Store
-	window   time.Duration // Options.Window
-	fenceTTL string        // Options.FenceTTL in ms
-	id       string        // part of the names of this driver's channels
-
-	open       context.Context // ends when Close begins; no call is repeated after that
-	shut       context.CancelFunc
-	calls      context.Context // ends when Close cancels the calls that are still in flight
-	cancel     context.CancelFunc
-	background sync.WaitGroup // counts the activities that Close waits for
-
-	// mu guards the fields below, and the fields of group, subscription and waiter whose comments
-	// say so. It is not held during a call to Redis.
-	mu            sync.Mutex
-	groups        map[string]*group        // by key
-	waiters       map[string]*waiter       // by token
-	subscriptions map[string]*subscription // by channel
+	store   *redisstore.Store
+	scripts *runner
+	life    *life
+	waiters *waiters
 }
 
 var (
@@ -175,7 +161,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if text, ok := c.Params["window"]; ok {
 		window, err := time.ParseDuration(text)
 		if err != nil || window < minWindow {
-			return nil, fmt.Errorf("%w: parameter window=%q: want a duration of at least %v, such as 5s", backend.ErrInvalid, text, minWindow)
+			return nil, fmt.Errorf("%w: parameter window=%q: want a duration of at least %v, such as 5s",
+				backend.ErrInvalid, text, minWindow)
 		}
 		o.Window = window
 	}
@@ -194,83 +181,149 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 }
 
 func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
-	d := &driver{
-		store: s, id: rand.Text(),
-		groups: map[string]*group{}, waiters: map[string]*waiter{}, subscriptions: map[string]*subscription{},
-	}
-
 	o = cmp.Or(o, &Options{})
-	d.window = cmp.Or(o.Window, defaultWindow)
-	if d.window < minWindow {
-		return nil, fmt.Errorf("%w: window %v is below %v", backend.ErrInvalid, d.window, minWindow)
+	window := cmp.Or(o.Window, defaultWindow)
+	if window < minWindow {
+		return nil, fmt.Errorf("%w: window %v is below %v", backend.ErrInvalid, window, minWindow)
 	}
-
 	ttl, err := redisstore.CheckFenceTTL(o.FenceTTL)
 	if err != nil {
 		return nil, err
 	}
-	d.fenceTTL = redisstore.Millis(ttl)
 
-	d.open, d.shut = context.WithCancel(context.Background())
-	d.calls, d.cancel = context.WithCancel(context.Background())
-	return d, nil
+	r := &runner{store: s, fenceTTL: redisstore.Millis(ttl)}
+	l := newLife()
+	return &driver{store: s, scripts: r, life: l, waiters: newWaiters(r, l, window)}, nil
 }
 
 // Traits describes the driver.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
+	return backend.Traits{
+		Ordered: true, Fenced: true, MinHold: true, Shared: true,
+		Reach: backend.Network, Cancellation: backend.CancelPrompt,
+	}
 }
 
-// closing is how long Close waits for calls in flight. After Close has cancelled these calls, it
-// waits for the same time again.
-const closing = time.Second
-
-// Close ends all waits and the driver's background work. If the driver was opened
-// by URL, it closes the connections too.
-func (d *driver) Close() error {
-	// After the call of d.shut, no activity can begin, so background.Wait covers all activities.
-	d.mu.Lock()
-	d.shut()
-	for _, g := range d.groups {
-		g.stopLocked()
+// Acquire takes c.Key if nothing is stored under it and no caller waits for it. A
+// shared claim may also join a shared hold.
+func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	reply, err := d.scripts.run(ctx, acquireScript, c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flags(c))
+	if err != nil {
+		return backend.Grant{}, noQueue(c.Key, err)
 	}
-	d.mu.Unlock()
+	return d.store.Granted(reply, c)
+}
 
-	// If a call outlasts both waits below, this goroutine ends with that call.
-	done, end := context.WithCancel(context.Background())
-	go func() { d.background.Wait(); end() }()
-	within := func() {
-		select {
-		case <-done.Done():
-		case <-time.After(closing):
-		}
+// Renew raises the term of each hold to at least its claim's TTL.
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+	d.store.Renew(ctx, renewScript, cs, "", done)
+}
+
+// Wait takes a place in the queue and returns when the key is handed over.
+func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if err := ctx.Err(); err != nil {
+		return backend.Grant{}, err
+	}
+	if !d.life.begin() {
+		return backend.Grant{}, errClosed
+	}
+	defer d.life.end()
+
+	w := d.waiters.newWaiter(c)
+	g, err := w.wait(ctx)
+	d.waiters.leave(w)
+
+	switch {
+	case err == nil && w.unanswered:
+		// The unanswered enqueue arrives before this time, if at all.
+		g.Handle = time.Now().Add(c.Timeout)
+	case errors.Is(err, backend.ErrHeld):
+		// Join ctx's error, so that the outcome is unknown, and the engine removes the place by
+		// releasing the token.
+		err = errors.Join(err, ctx.Err())
+	case errors.Is(err, backend.ErrInvalid) && w.unanswered:
+		// Hide ErrInvalid, which is definite. An earlier call may have taken a place, so the
+		// outcome is unknown.
+		err = errors.New(err.Error())
+	}
+	return g, err
+}
+
+// Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a place in the queue,
+// Release gives up that place. A c.KeepUntil delays the hand-over until that time.
+func (d *driver) Release(ctx context.Context, c backend.Claim) error {
+	// An enqueue of the token may arrive after this release, and take a new place (see Wait). So
+	// repeat the release when no enqueue can arrive any more.
+	if late, ok := c.Handle.(time.Time); ok && time.Until(late) > 0 {
+		time.AfterFunc(time.Until(late), func() {
+			if !d.life.begin() {
+				return
+			}
+			defer d.life.end()
+
+			// Use the driver's context, because the caller's context may have ended.
+			ctx, cancel := context.WithTimeout(d.life.calls, c.Timeout)
+			defer cancel()
+			_ = d.Release(ctx, c) // if this fails, the place ends with its window
+		})
 	}
 
-	// Give calls time to end by themselves, because a cancelled call has an unknown outcome.
-	within()
-	d.cancel()
-	err := d.store.Close()
-	within()
+	token := c.Token
+	if c.Shared {
+		token += redisstore.Mark + c.Owner
+	}
+	return d.store.Owned(d.scripts.run(ctx, releaseScript, c.Key, token, redisstore.Rest(c.KeepUntil)))
+}
 
+// Inspect returns the holder or the shared holders of key, the start of the hold, and the first
+// waiters in order. If the holder uses another strategy, Owner and Since are zero.
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	reply, err := d.store.Run(ctx, inspectScript, reportOn(key))
+	if err != nil {
+		return backend.Status{}, err
+	}
+
+	s, _, ok := statusOf(reply)
+	if !ok {
+		return backend.Status{}, d.store.Unexpected(reply)
+	}
+	return s, nil
+}
+
+// List returns the keys with a record of fairlock, with shared holds, or with waiters. If another
+// strategy or program holds a key with waiters, the entry has no Owner.
+func (d *driver) List(ctx context.Context, prefix string,
+	timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return d.store.ListBy(ctx, prefix, timeout, redisstore.Reading{
+		Listing: records,
+		Script:  inspectScript,
+		Call:    func(c redisstore.Candidate) redisstore.Call { return reportOn(c.Key) },
+		Status: func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
+			s, own, ok := statusOf(reply)
+			if !ok {
+				return backend.Status{}, false, d.store.Unexpected(reply)
+			}
+			// A key with both a record and a queue is found twice, but is listed once.
+			return s, own != c.Queued && (own || len(s.Waiters) > 0), nil
+		},
+	})
+}
+
+// Break removes whatever is stored under key, and hands the key to the next waiter.
+func (d *driver) Break(ctx context.Context, key string) error {
+	// Ignore the reply, because the hold is gone in any case.
+	_, err := d.scripts.run(ctx, breakScript, key)
 	return err
 }
 
 var errClosed = errors.New("fairlock: driver is closed")
 
-// begin counts a new activity. Close waits until the activity calls background.Done. The result is
-// false once Close has begun.
-func (d *driver) begin() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.beginLocked()
-}
-
-func (d *driver) beginLocked() bool {
-	if d.open.Err() != nil {
-		return false
-	}
-	d.background.Add(1)
-	return true
+// Close ends all waits and the driver's background work. If the driver was opened
+// by URL, it closes the connections too.
+func (d *driver) Close() error {
+	d.life.close()
+	d.waiters.stop()
+	return d.life.drain(d.store.Close)
 }
 
 func init() {

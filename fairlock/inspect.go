@@ -1,8 +1,6 @@
 package fairlock
 
 import (
-	"context"
-	"iter"
 	"strconv"
 	"time"
 
@@ -20,33 +18,25 @@ func reportOn(key string) redisstore.Call {
 	return redisstore.Call{Keys: keys[:], Args: []string{maxWaiters}}
 }
 
-// Inspect returns the holder or the shared holders of key, the start of the hold, and the first
-// waiters in order. If the holder uses another strategy, Owner and Since are zero.
-func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	reply, err := d.store.Run(ctx, inspectScript, reportOn(key))
-	if err != nil {
-		return backend.Status{}, err
-	}
-
-	s, _, err := d.status(reply)
-	return s, err
-}
-
-// status decodes the reply of inspect.lua, and reports whether the record is fairlock's or shared.
-func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
+// statusOf decodes the reply of inspect.lua. It reports whether the record is fairlock's or shared,
+// and whether the reply is valid.
+func statusOf(reply any) (s backend.Status, own, ok bool) {
 	var pttl, shared int64
 	var since, fence string
 	names, ok := decode(reply, &pttl, &s.Owner, &since, &fence, &shared)
-	s.Kept = shared == -1
-	if !ok || pttl < -2 || shared < -1 || shared > int64(len(names)) {
-		return backend.Status{}, false, d.store.Unexpected(reply)
+	isCount := shared >= -1 && shared <= int64(len(names))
+	if !ok || pttl < -2 || !isCount {
+		return backend.Status{}, false, false
 	}
 
+	s.Kept = shared == -1
 	if pttl != -2 {
-		s.Held, s.TTL = true, redisstore.Term(pttl)
+		s.Held = true
+		s.TTL = redisstore.Term(pttl)
 		// Only a record of fairlock contains a start.
 		if ms, err := strconv.ParseInt(since, 10, 64); err == nil {
-			s.Since, own = time.UnixMilli(ms), pttl >= 0
+			s.Since = time.UnixMilli(ms)
+			own = pttl >= 0
 		}
 	}
 	// Ignore a counter that hasp did not write.
@@ -59,8 +49,7 @@ func (d *driver) status(reply any) (s backend.Status, own bool, err error) {
 			s.Waiters = append(s.Waiters, owner)
 		}
 	}
-
-	return s, own || shared > 0, nil
+	return s, own || shared > 0, true
 }
 
 // records says how List finds the holds and the queues.
@@ -69,27 +58,4 @@ var records = redisstore.Listing{
 	Peek:  []string{"getrange", "0", "9"},
 	Ours:  func(begin any) bool { return begin == "fairlock- " || begin == "fairlock+ " },
 	Queue: "timeouts",
-}
-
-// List returns the keys with a record of fairlock, with shared holds, or with waiters. If another
-// strategy or program holds a key with waiters, the entry has no Owner.
-func (d *driver) List(ctx context.Context, prefix string,
-	timeout time.Duration) iter.Seq2[backend.Entry, error] {
-	return d.store.ListBy(ctx, prefix, timeout, redisstore.Reading{
-		Listing: records,
-		Script:  inspectScript,
-		Call:    func(c redisstore.Candidate) redisstore.Call { return reportOn(c.Key) },
-		Status: func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
-			s, own, err := d.status(reply)
-			// A key with both a record and a queue is found twice, but is listed once.
-			return s, own != c.Queued && (own || len(s.Waiters) > 0), err
-		},
-	})
-}
-
-// Break removes whatever is stored under key, and hands the key to the next waiter.
-func (d *driver) Break(ctx context.Context, key string) error {
-	// Ignore the reply, because the hold is gone in any case.
-	_, err := d.run(ctx, breakScript, key)
-	return err
 }

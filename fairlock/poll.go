@@ -21,12 +21,12 @@ const (
 // group holds the waiters of this driver for one key. It exists as long as it has waiters, and
 // polls the key for all its waiters.
 type group struct {
-	d    *driver
+	ws   *waiters
 	key  string
 	keys [4]string // the names of the lock's keys in Redis
 	sub  *subscription
 
-	// The driver's mu guards these.
+	// The mu of waiters guards these.
 	waiters     map[string]*waiter // by token
 	timer       *time.Timer        // starts the next poll; nil before the first poll
 	next        time.Time          // when the next poll is due; zero if none is scheduled
@@ -40,49 +40,9 @@ type group struct {
 	outage      error              // the error of the last poll, if outageSince is set
 }
 
-// join subscribes to the channel of w's key, and then adds w to the group of the key. The comment
-// of subscribe says how long join may wait.
-func (d *driver) join(ctx context.Context, w *waiter) {
-	s := d.subscribe(ctx, w.c) // may call the server, so mu must not be held
-
-	// Another waiter may have created the group meanwhile. The group's subscription is also s,
-	// because the method leave ends a group before it ends the group's subscription.
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	g := d.groups[w.c.Key]
-	if g == nil {
-		g = &group{d: d, key: w.c.Key, keys: keysOf(w.c.Key), sub: s, waiters: map[string]*waiter{}}
-		d.groups[g.key] = g
-	}
-
-	w.group = g
-	g.waiters[w.c.Token] = w
-	d.waiters[w.c.Token] = w
-}
-
-// leave removes w from its group. If w was the group's last waiter, the group ends.
-func (d *driver) leave(w *waiter) {
-	g := w.group
-	if g == nil {
-		return
-	}
-
-	d.mu.Lock()
-	delete(d.waiters, w.c.Token)
-	delete(g.waiters, w.c.Token)
-	if len(g.waiters) == 0 {
-		delete(d.groups, g.key)
-		g.stopLocked()
-	}
-	d.mu.Unlock()
-
-	// End the subscription after the group, so that every group in d.groups has a subscription.
-	d.unsubscribe(g.sub)
-}
-
 func (g *group) stopLocked() {
 	// If the timer has already fired, poll still runs. This is harmless, because poll finds no
-	// places, or beginLocked refuses its calls, or Close waits for them.
+	// places, or life.begin refuses its calls, or Close waits for them.
 	if g.timer != nil {
 		g.timer.Stop()
 	}
@@ -92,7 +52,7 @@ func (g *group) stopLocked() {
 // pollByLocked schedules a poll for the given time, unless a poll is due earlier.
 func (g *group) pollByLocked(at time.Time) {
 	switch {
-	case len(g.waiters) == 0 || g.d.open.Err() != nil:
+	case len(g.waiters) == 0 || g.ws.life.isOver():
 		// Do not start the timer for the reply to a poll that was in flight when the group ended.
 	case g.timer == nil:
 		g.next = at
@@ -107,7 +67,7 @@ func (g *group) pollByLocked(at time.Time) {
 // returned the report r. This time is early enough to keep the places, and not after the end of the
 // holder's term. If no message will announce the release, the time is even earlier.
 func (g *group) nextPoll(r report, sent time.Time) time.Time {
-	after := g.d.window / 3
+	after := g.ws.window / 3
 	if r.foreign {
 		after = min(after, foreignEvery)
 	}
@@ -129,17 +89,17 @@ func (g *group) nextPoll(r report, sent time.Time) time.Time {
 	return at
 }
 
-// polled is a waiter that has a place in the queue, and its round when the poll was sent.
-type polled struct {
+// place is a waiter that has a place in the queue, and its round when the poll was sent.
+type place struct {
 	w     *waiter
 	round int
 }
 
 // poll is called by the timer. It polls for all waiters of the group that have a place.
 func (g *group) poll() {
-	d := g.d
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	ws := g.ws
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
 	g.next = time.Time{}
 
 	if g.pending > 0 {
@@ -149,14 +109,14 @@ func (g *group) poll() {
 		return
 	}
 
-	var places []polled
+	var places []place
 	var timeout time.Duration // the shortest Timeout of these waiters
 	for _, w := range g.waiters {
 		// Ask only about confirmed places, because a poll might overtake an enqueue in flight, and
 		// find no place. If no place is confirmed yet, the reply to an enqueue schedules the next
 		// poll.
 		if w.queued && w.handed == nil {
-			places = append(places, polled{w, w.round})
+			places = append(places, place{w, w.round})
 			if timeout == 0 || w.c.Timeout < timeout {
 				timeout = w.c.Timeout
 			}
@@ -165,7 +125,7 @@ func (g *group) poll() {
 
 	command := g.sub.receives()
 	for some := range slices.Chunk(places, pollTokens) {
-		if !d.beginLocked() {
+		if !ws.life.begin() {
 			return
 		}
 		g.pending++
@@ -177,37 +137,37 @@ func (g *group) poll() {
 }
 
 // send sends one poll, which asks about the given places.
-func (g *group) send(command string, places []polled, timeout time.Duration) {
-	d := g.d
-	defer d.background.Done()
-	args := []string{command, g.sub.channel, redisstore.Millis(d.window)}
+func (g *group) send(command string, places []place, timeout time.Duration) {
+	ws := g.ws
+	defer ws.life.end()
+	args := []string{command, g.sub.channel, redisstore.Millis(ws.window)}
 	for _, pl := range places {
 		args = append(args, pl.w.c.Token)
 	}
 
-	ctx, cancel := context.WithTimeout(d.calls, timeout)
+	ctx, cancel := context.WithTimeout(ws.life.calls, timeout)
 	defer cancel()
 	sent := time.Now() // read before the call, so that notBefore is before the beginning of a hold
-	reply, err := d.store.Run(ctx, pollScript, d.call(g.keys[:], args...))
-	g.polled(places, reply, err, sent)
+	reply, err := ws.store.Run(ctx, pollScript, ws.scripts.call(g.keys[:], args...))
+	g.noteReply(places, reply, err, sent)
 }
 
-// polled handles the outcome of a poll. The argument sent is the time at which it was sent.
-func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
-	d := g.d
+// noteReply handles the outcome of a poll. The argument sent is the time at which it was sent.
+func (g *group) noteReply(places []place, reply any, err error, sent time.Time) {
+	ws := g.ws
 	r, ok := reportOf(reply)
 	switch {
 	case err != nil:
 	case !ok || len(r.found) != len(places):
-		err = d.store.Unexpected(reply)
+		err = ws.store.Unexpected(reply)
 	default:
 		// Call deliver before updateLocked, because only deliver knows that the hold began after
 		// this call was sent.
-		d.deliver(r.handed, sent)
+		ws.deliver(r.handed, sent)
 	}
 
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
 	if err != nil {
 		g.err = err
 	} else {
@@ -216,7 +176,7 @@ func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
 		if r.unsubscribed {
 			g.sub.listener.Relisten()
 		}
-		g.keptLocked(r, sent)
+		g.noteKeepLocked(r, sent)
 		for i, pl := range places {
 			g.updateLocked(pl, r, r.found[i] == '1', sent)
 		}
@@ -228,15 +188,15 @@ func (g *group) polled(places []polled, reply any, err error, sent time.Time) {
 	}
 }
 
-// keptLocked records how long a call, which was sent at the time sent, keeps the client's places.
-func (g *group) keptLocked(r report, sent time.Time) {
+// noteKeepLocked records how long a call, which was sent at the time sent, keeps the client's places.
+func (g *group) noteKeepLocked(r report, sent time.Time) {
 	if r.kept > 0 && sent.After(g.extended) {
 		g.extended, g.kept = sent, r.kept
 	}
 }
 
 // updateLocked handles what a poll, which was sent at the time sent, found for one place.
-func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
+func (g *group) updateLocked(pl place, r report, found bool, sent time.Time) {
 	w := pl.w
 	switch {
 	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
@@ -250,7 +210,7 @@ func (g *group) updateLocked(pl polled, r report, found bool, sent time.Time) {
 		// ended.
 		w.newRoundLocked()
 	default:
-		w.queuedLocked(r, sent)
+		w.notePlaceLocked(r, sent)
 		return
 	}
 	w.wakeUpLocked()
@@ -262,7 +222,7 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 	next := time.Now()
 	if g.err != nil {
 		// Poll again soon, because places end if no poll keeps them.
-		g.failedLocked(g.err, sent)
+		g.noteFailureLocked(g.err, sent)
 		next = next.Add(pause(3))
 	} else {
 		g.outageSince, g.outage = time.Time{}, nil
@@ -276,9 +236,9 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 	g.pollByLocked(next)
 }
 
-// failedLocked records that a poll, which was sent at the time sent, was not answered. If the
+// noteFailureLocked records that a poll, which was sent at the time sent, was not answered. If the
 // outage has lasted for the Timeout of a waiter, the wait of that waiter ends.
-func (g *group) failedLocked(err error, sent time.Time) {
+func (g *group) noteFailureLocked(err error, sent time.Time) {
 	if g.outageSince.IsZero() {
 		g.outageSince = sent
 	}
@@ -287,7 +247,7 @@ func (g *group) failedLocked(err error, sent time.Time) {
 	// Leave out waiters without a confirmed place, which measure the outage by their own calls.
 	for _, w := range g.waiters {
 		if w.queued && time.Since(g.outageSince) >= w.c.Timeout {
-			w.failed = &backend.UnavailableError{Since: g.outageSince, Err: err}
+			w.failure = &backend.UnavailableError{Since: g.outageSince, Err: err}
 			w.wakeUpLocked()
 		}
 	}
@@ -305,7 +265,7 @@ func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) err
 	case g.sent.After(answered) && time.Since(g.sent) >= timeout/3:
 		took := time.Since(g.sent).Round(time.Millisecond)
 		return &backend.UnavailableError{Since: g.sent,
-			Err: fmt.Errorf("%s: no answer for %v: %w", g.d.store.Name(), took, os.ErrDeadlineExceeded)}
+			Err: fmt.Errorf("%s: no answer for %v: %w", g.ws.store.Name(), took, os.ErrDeadlineExceeded)}
 	}
 	return nil
 }

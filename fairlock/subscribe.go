@@ -2,6 +2,8 @@ package fairlock
 
 import (
 	"context"
+	"crypto/rand"
+	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -24,9 +26,8 @@ type subscription struct {
 	command  string // the command that publishes on channel
 	listener *pubsub.Listener
 
-	// The driver's mu guards these.
-	waiters int // how many waiters use the subscription
-	gaps    int // how often a message may have been missed, or may have overtaken a reply
+	uses int // how many waiters use the subscription; the mu of subscriptions guards it
+	gaps int // how often a message may have been missed, or may have overtaken a reply; the mu of waiters guards it
 }
 
 // receives returns the command that publishes on s, or noCommand if the Client receives no
@@ -38,12 +39,30 @@ func (s *subscription) receives() string {
 	return noCommand
 }
 
-// subscribe returns the subscription to the channel of c.Key, and counts one more waiter
+// subscriptions holds the subscriptions of a driver.
+type subscriptions struct {
+	store    *redisstore.Store
+	id       string               // part of the names of this driver's channels
+	received func(payload string) // is called for each message
+	missed   func(*subscription)  // is called when messages may have been missed
+
+	mu        sync.Mutex               // guards byChannel
+	byChannel map[string]*subscription // by channel
+}
+
+func newSubscriptions(s *redisstore.Store, received func(string), missed func(*subscription)) *subscriptions {
+	return &subscriptions{
+		store: s, id: rand.Text(), received: received, missed: missed,
+		byChannel: map[string]*subscription{},
+	}
+}
+
+// add returns the subscription to the channel of c.Key, and counts one more waiter
 // for it. It blocks until the server confirms the subscription, but no longer than a third
 // of c.Timeout, and no longer than subscribeWithin.
-func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
-	channel := d.store.Channel("grant:"+d.id, c.Key)
-	if s := d.shareSubscription(channel, nil); s != nil {
+func (ss *subscriptions) add(ctx context.Context, c backend.Claim) *subscription {
+	channel := ss.store.Channel("grant:"+ss.id, c.Key)
+	if s := ss.share(channel, nil); s != nil {
 		return s
 	}
 
@@ -54,72 +73,56 @@ func (d *driver) subscribe(ctx context.Context, c backend.Claim) *subscription {
 	// Ignore the error, because the listener retries. Until it succeeds, s.receives() returns
 	// noCommand, so the waiters poll.
 	s := &subscription{channel: channel, command: "PUBLISH"}
-	s.listener, _ = d.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key), func(payload string, gap bool) {
+	s.listener, _ = ss.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key), func(payload string, gap bool) {
 		if gap {
-			d.messagesMissed(s)
+			ss.missed(s)
 		} else {
-			d.received(payload)
+			ss.received(payload)
 		}
 	})
 
-	if d.store.Sharded(ctx, redisstore.LockKey(c.Key)) {
+	if ss.store.Sharded(ctx, redisstore.LockKey(c.Key)) {
 		s.command = "SPUBLISH"
 	}
 
 	// Another waiter may have subscribed meanwhile.
-	shared := d.shareSubscription(channel, s)
+	shared := ss.share(channel, s)
 	if shared != s {
 		s.listener.Close()
 	}
 	return shared
 }
 
-// shareSubscription returns the subscription to channel, and counts one more waiter for it. If
-// there is no subscription, shareSubscription stores and returns s, which may be nil.
-func (d *driver) shareSubscription(channel string, s *subscription) *subscription {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// share returns the subscription to channel, and counts one more waiter for it. If
+// there is no subscription, share stores and returns s, which may be nil.
+func (ss *subscriptions) share(channel string, s *subscription) *subscription {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
 
-	// Find and count in one step, so that unsubscribe cannot close the subscription in between.
-	if first := d.subscriptions[channel]; first != nil {
+	// Find and count in one step, so that remove cannot close the subscription in between.
+	if first := ss.byChannel[channel]; first != nil {
 		s = first
 	}
 	if s != nil {
-		d.subscriptions[channel] = s
-		s.waiters++
+		ss.byChannel[channel] = s
+		s.uses++
 	}
 
 	return s
 }
 
-// unsubscribe ends one waiter's use of the subscription s.
-func (d *driver) unsubscribe(s *subscription) {
-	d.mu.Lock()
-	s.waiters--
-	last := s.waiters == 0
+// remove ends one waiter's use of the subscription s.
+func (ss *subscriptions) remove(s *subscription) {
+	ss.mu.Lock()
+	s.uses--
+	last := s.uses == 0
 	if last {
-		delete(d.subscriptions, s.channel)
+		delete(ss.byChannel, s.channel)
 	}
-	d.mu.Unlock()
+	ss.mu.Unlock()
 
 	// mu need not be held here, because no waiter can find s any more.
 	if last {
 		s.listener.Close()
-	}
-}
-
-// messagesMissed makes all groups of the subscription s poll, because s was interrupted.
-func (d *driver) messagesMissed(s *subscription) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-
-	// The poll leaves out waiters whose enqueue is in flight. Raise s.gaps, so that
-	// (*waiter).enqueued polls for these waiters when the reply arrives.
-	s.gaps++
-	now := time.Now()
-	for _, g := range d.groups {
-		if g.sub == s {
-			g.pollByLocked(now)
-		}
 	}
 }

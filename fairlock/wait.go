@@ -14,24 +14,24 @@ import (
 
 // waiter is one claim that waits for its key.
 type waiter struct {
-	d    *driver
+	ws   *waiters
 	c    backend.Claim
 	term time.Duration // the term of a hold that is handed over: the TTL, or the window if that is shorter
-	wake chan struct{} // signals a change of a field that the driver's mu guards; has room for one signal
+	wake chan struct{} // signals a change of a field that the mu of waiters guards; has room for one signal
 
 	// Only the goroutine of Wait uses these.
 	unanswered  bool      // an enqueue was not answered, and may still arrive
 	outageSince time.Time // when the first unanswered call began; zero if the last call was answered
 	outage      error     // the error of the last call, if outageSince is set
 
-	// The driver's mu guards these.
+	// The mu of waiters guards these.
 	group     *group
 	round     int                // is part of the queue entry; a grant counts only if it names the same round
 	notBefore time.Time          // the earliest start of a hold of this round; its term counts from here
 	queued    bool               // the store has confirmed the place in this round
 	unsure    bool               // an enqueue of this round was not answered
 	handed    *handedOver        // the hold, once the key was handed over
-	failed    error              // why the wait cannot go on
+	failure   error              // why the wait cannot go on
 	held      *backend.HeldError // the store's last answer
 	heldAt    time.Time          // when the call with that answer was sent
 }
@@ -43,35 +43,6 @@ type handedOver struct {
 	confirmed bool      // as many replicas as the URL asks for have confirmed the hold
 }
 
-// Wait takes a place in the queue and returns when the key is handed over.
-func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if err := ctx.Err(); err != nil {
-		return backend.Grant{}, err
-	}
-	if !d.begin() {
-		return backend.Grant{}, errClosed
-	}
-	defer d.background.Done()
-
-	w := &waiter{d: d, c: c, term: min(c.TTL, d.window), wake: make(chan struct{}, 1), round: 1}
-	g, err := w.wait(ctx)
-	d.leave(w)
-	switch {
-	case err == nil && w.unanswered:
-		// The unanswered enqueue arrives before this time, if at all.
-		g.Handle = time.Now().Add(c.Timeout)
-	case errors.Is(err, backend.ErrHeld):
-		// Join ctx's error, so that the outcome is unknown, and the engine removes the place by
-		// releasing the token.
-		err = errors.Join(err, ctx.Err())
-	case errors.Is(err, backend.ErrInvalid) && w.unanswered:
-		// Hide ErrInvalid, which is definite. An earlier call may have taken a place, so the
-		// outcome is unknown.
-		err = errors.New(err.Error())
-	}
-	return g, err
-}
-
 // wait alternately calls the store and sleeps, until w has the key or cannot go on.
 func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 	for try := 0; ; {
@@ -79,7 +50,7 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 		if g, ok, err := w.outcome(); ok || err != nil {
 			return g, err
 		}
-		if ctx.Err() != nil || w.d.open.Err() != nil {
+		if ctx.Err() != nil || w.ws.life.isOver() {
 			return backend.Grant{}, w.endError(ctx)
 		}
 		if w.hasPlace() {
@@ -124,7 +95,7 @@ func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
 	case <-w.wake:
 	case <-timeout:
 	case <-ctx.Done():
-	case <-w.d.open.Done():
+	case <-w.ws.life.open.Done():
 	}
 }
 
@@ -136,15 +107,15 @@ func (w *waiter) wakeUpLocked() {
 }
 
 func (w *waiter) hasPlace() bool {
-	w.d.mu.Lock()
-	defer w.d.mu.Unlock()
+	w.ws.mu.Lock()
+	defer w.ws.mu.Unlock()
 	return w.queued
 }
 
 // endError returns the error of a wait that ctx or Close has ended.
 func (w *waiter) endError(ctx context.Context) error {
-	w.d.mu.Lock()
-	defer w.d.mu.Unlock()
+	w.ws.mu.Lock()
+	defer w.ws.mu.Unlock()
 	switch {
 	case w.outage != nil:
 		// The outage is newer than every answer, because an answer to an enqueue clears w.outage.
@@ -171,10 +142,10 @@ func (w *waiter) endError(ctx context.Context) error {
 // the wait goes on. If a hold may end too soon, outcome begins a new round, whose enqueue confirms
 // the hold or takes a new place.
 func (w *waiter) outcome() (backend.Grant, bool, error) {
-	w.d.mu.Lock()
-	defer w.d.mu.Unlock()
+	w.ws.mu.Lock()
+	defer w.ws.mu.Unlock()
 	if w.handed == nil {
-		return backend.Grant{}, false, w.failed
+		return backend.Grant{}, false, w.failure
 	}
 
 	if g, ok := w.grantLocked(); ok {
@@ -201,7 +172,7 @@ func (w *waiter) grantLocked() (backend.Grant, bool) {
 	if !g.Until.IsZero() {
 		return g, true // an enqueue has raised the term, and replicas have confirmed the hold
 	}
-	if !w.handed.confirmed && w.d.store.Replicas() > 0 {
+	if !w.handed.confirmed && w.ws.store.Replicas() > 0 {
 		return g, false
 	}
 
@@ -219,11 +190,12 @@ func (w *waiter) enqueue(ctx context.Context) error {
 
 	if w.group == nil {
 		// Subscribe first, so that the waiter receives every message.
-		w.d.join(ctx, w)
+		w.ws.join(ctx, w)
 	}
 
-	d, g := w.d, w.group
-	d.mu.Lock()
+	ws := w.ws
+	g := w.group
+	ws.mu.Lock()
 	sent := time.Now()
 	// A repeat does not move notBefore, because an earlier enqueue of this round, whose reply was
 	// lost, may have led to a grant.
@@ -237,43 +209,44 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	gaps := g.sub.gaps // read before the call, because a message may come before the reply
 	// If another call has just kept the client's places, this place may end when those places end.
 	till := g.kept
-	if sent.Sub(g.extended) > d.window/3 {
+	if sent.Sub(g.extended) > ws.window/3 {
 		till = 0
 	}
-	call := d.call(g.keys[:], entry, redisstore.Millis(w.c.TTL), redisstore.Millis(d.window), strconv.FormatInt(till, 10), g.sub.receives())
-	d.mu.Unlock()
-	reply, err := d.store.Run(ctx, enqueueScript, call)
+	call := ws.scripts.call(g.keys[:], entry, redisstore.Millis(w.c.TTL), redisstore.Millis(ws.window), strconv.FormatInt(till, 10), g.sub.receives())
+	ws.mu.Unlock()
+	reply, err := ws.store.Run(ctx, enqueueScript, call)
 
 	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
 		// Let the method outcome end the wait with this error, which is an answer.
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		w.failed = err
+		ws.mu.Lock()
+		defer ws.mu.Unlock()
+		w.failure = err
 		return nil
 	}
 	if err != nil {
 		// w.unanswered stays set, because this call may arrive even after a later one was answered.
-		d.mu.Lock()
-		defer d.mu.Unlock()
+		ws.mu.Lock()
+		defer ws.mu.Unlock()
 		w.unanswered, w.unsure = true, true
 		return err
 	}
-	return w.enqueued(reply, sent, gaps)
+	return w.noteEnqueue(reply, sent, gaps)
 }
 
-// enqueued handles the reply to an enqueue. The argument sent is the time at which the enqueue was
+// noteEnqueue handles the reply to an enqueue. The argument sent is the time at which the enqueue was
 // sent, and the argument gaps is the value of sub.gaps at that time.
-func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
-	d, g := w.d, w.group
+func (w *waiter) noteEnqueue(reply any, sent time.Time, gaps int) error {
+	ws := w.ws
+	g := w.group
 	r, ok := reportOf(reply)
 	if !ok {
-		return d.store.Unexpected(reply)
+		return ws.store.Unexpected(reply)
 	}
-	d.deliver(r.handed, sent)    // locks mu, and may set w.handed or w.failed
+	ws.deliver(r.handed, sent)   // locks mu, and may set w.handed or w.failure
 	mine := r.token == w.c.Token // the claim has the key now
 
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
 	if r.unsubscribed {
 		g.sub.listener.Relisten()
 	}
@@ -283,15 +256,15 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 		// A message was faster than this reply. The replicas have confirmed the record only if the
 		// token still held the key.
 		w.handed.confirmed = mine
-	case w.failed != nil:
+	case w.failure != nil:
 	case mine && w.c.Fenced && r.fence == 0:
-		return d.store.Unexpected(reply)
+		return ws.store.Unexpected(reply)
 	case mine:
 		// The script has raised the term to the whole TTL.
 		w.handed = &handedOver{r.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
 	default:
-		w.queuedLocked(r, sent)
-		g.keptLocked(r, sent)
+		w.notePlaceLocked(r, sent)
+		g.noteKeepLocked(r, sent)
 		// Count from the last call that kept the places alive. If this report is brief, that was an
 		// earlier call, and a poll that is in flight schedules the next poll.
 		if r.pttl != noPTTL || g.pending == 0 {
@@ -305,9 +278,9 @@ func (w *waiter) enqueued(reply any, sent time.Time, gaps int) error {
 	return nil
 }
 
-// queuedLocked records that w was still in the queue. The call that found this was sent at the time
+// notePlaceLocked records that w was still in the queue. The call that found this was sent at the time
 // sent, and returned the report r.
-func (w *waiter) queuedLocked(r report, sent time.Time) {
+func (w *waiter) notePlaceLocked(r report, sent time.Time) {
 	w.queued = true
 	// Replies may arrive out of order, so use the time of the call that was sent last.
 	if sent.After(w.notBefore) {
@@ -315,4 +288,13 @@ func (w *waiter) queuedLocked(r report, sent time.Time) {
 	}
 	w.held, w.heldAt = held(r.pttl, r.owner, r.shared), sent
 	w.held.Kept = redisstore.Kept(r.token)
+}
+
+// holdOf returns a hold with the given fence, or nil if no hold of w can have that fence.
+func (w *waiter) holdOf(fence string) *handedOver {
+	n, err := strconv.ParseUint(fence, 10, 64)
+	if err != nil || w.c.Fenced && n == 0 {
+		return nil
+	}
+	return &handedOver{fence: n}
 }
