@@ -19,7 +19,8 @@ import (
 //	replicas     how many replicas must confirm a hold and its renewals
 //	allow_eviction  true: accept a server that may evict keys
 //	sentinel_user, sentinel_password  credentials for the sentinels     (…-sentinel)
-var Params = []string{"ca", "cert", "key", "server_name", "db", "replicas", "allow_eviction", "sentinel_user", "sentinel_password"}
+var Params = []string{"ca", "cert", "key", "server_name", "db", "replicas", "allow_eviction",
+	"sentinel_user", "sentinel_password"}
 
 // address is a URL with its parameters.
 type address struct {
@@ -63,7 +64,8 @@ const (
 )
 
 // forms lists the forms of a URL for the text of an error.
-const forms = "redis://user:password@host:port/db, redis-sentinel://host:port,host:port/master/db, redis-cluster://host:port,host:port, " +
+const forms = "redis://user:password@host:port/db, " +
+	"redis-sentinel://host:port,host:port/master/db, redis-cluster://host:port,host:port, " +
 	"the same with rediss for TLS, or unix:///path/to/socket"
 
 // split cuts a URL into its scheme, the user with the password, the hosts, and the path with its
@@ -82,11 +84,15 @@ func split(node string) (a address, user, hosts, path string, ok bool) {
 			at = -1
 		}
 	}
+
 	if at >= 0 {
-		user, rest = rest[:at], rest[at+1:]
+		user = rest[:at]
+		rest = rest[at+1:]
 	}
+
 	if i := strings.IndexByte(rest, '/'); i >= 0 {
-		rest, path = rest[:i], rest[i:]
+		path = rest[i:]
+		rest = rest[:i]
 	}
 	return a, user, rest, path, ok && found
 }
@@ -105,11 +111,13 @@ func parse(node string) (address, error) {
 
 	if a.kind == aSocket {
 		if hosts != "" || path == "" {
-			return a, invalid("node: want the absolute path of a socket, as in unix:///run/redis/redis.sock")
+			return a, invalid("node: want the absolute path of a socket, as in " +
+				"unix:///run/redis/redis.sock")
 		}
 		a.addrs = []string{path}
 		return a, nil
 	}
+
 	if err := a.parsePath(strings.TrimPrefix(path, "/")); err != nil {
 		return a, err
 	}
@@ -122,21 +130,25 @@ func Nodes(list string) ([]string, error) {
 	a, _, hosts, path, ok := split(list)
 	switch {
 	case !ok:
-		return nil, invalid("node: want redis://user:password@host:port/db, rediss://…, or unix:///path/to/socket")
+		return nil, invalid("node: want redis://user:password@host:port/db, rediss://…, or " +
+			"unix:///path/to/socket")
 	case a.kind == aSocket:
 		return []string{list}, nil
 	case a.kind != aServer:
-		return nil, invalid("node: want independent servers, redis://host:port,host:port,host:port, and not %s://", a.scheme)
+		return nil, invalid("node: want independent servers, "+
+			"redis://host:port,host:port,host:port, and not %s://", a.scheme)
 	}
 
 	before := strings.TrimSuffix(list, hosts+path)
 	var nodes []string
 	for host := range strings.SplitSeq(hosts, ",") {
 		if host == "" && hosts != "" {
-			return nil, invalid("node: a host is missing: want %s://host:port,host:port,host:port", a.scheme)
+			return nil, invalid("node: a host is missing: want %s://host:port,host:port,host:port",
+				a.scheme)
 		}
 		nodes = append(nodes, before+host+path)
 	}
+
 	return nodes, nil
 }
 
@@ -154,13 +166,16 @@ func (a *address) parseUser(info string) error {
 	var err1, err2 error
 	a.user, err1 = url.PathUnescape(user)
 	a.password, err2 = url.PathUnescape(password)
+
 	// Leave out the text and the errors of package url, because both show a part of the password.
 	if err1 != nil || err2 != nil {
-		return invalid("node: user or password is not percent-encoded as in a URL: write %%25 for %%")
+		return invalid("node: user or password is not percent-encoded as in a URL: write %%25 " +
+			"for %%")
 	}
 
 	if a.user != "" && a.password == "" {
-		return invalid("node: a user without a password: want redis://user:password@host, or redis://:password@host for the default user")
+		return invalid("node: a user without a password: want redis://user:password@host, or " +
+			"redis://:password@host for the default user")
 	}
 	return nil
 }
@@ -172,15 +187,18 @@ func (a *address) parsePath(path string) error {
 		name, db, _ := strings.Cut(path, "/")
 		var err error
 		if a.master, err = url.PathUnescape(name); err != nil || name == "" {
-			return invalid("node: want the name of the master after the hosts, as in %s://host:port,host:port/mymaster/0", a.scheme)
+			return invalid("node: want the name of the master after the hosts, as in "+
+				"%s://host:port,host:port/mymaster/0", a.scheme)
 		}
 		return a.parseDB(db)
 	case aCluster:
 		if path != "" && path != "0" {
-			return invalid("node: a cluster has no databases but 0: want %s://host:port,host:port", a.scheme)
+			return invalid("node: a cluster has no databases but 0: want %s://host:port,host:port",
+				a.scheme)
 		}
 		return nil
 	}
+
 	return a.parseDB(path)
 }
 
@@ -190,7 +208,8 @@ func (a *address) parseDB(db string) error {
 	}
 	n, err := strconv.Atoi(db)
 	if err != nil || n < 0 {
-		return invalid("want a number of a database such as 0, after the host or as the parameter db")
+		return invalid("want a number of a database such as 0, after the host or as the " +
+			"parameter db")
 	}
 	a.db = n
 	return nil
@@ -198,13 +217,15 @@ func (a *address) parseDB(db string) error {
 
 func (a *address) parseHosts(hosts string) error {
 	if a.kind == aServer && strings.Contains(hosts, ",") {
-		return invalid("node: want one host, not a list, which is for %s-sentinel:// and %s-cluster://", a.scheme, a.scheme)
+		return invalid("node: want one host, not a list, which is for %s-sentinel:// and "+
+			"%s-cluster://", a.scheme, a.scheme)
 	}
 	for hostport := range strings.SplitSeq(hosts, ",") {
 		if err := a.parseHost(hostport); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -221,7 +242,8 @@ func (a *address) parseHost(hostport string) error {
 	if err == nil {
 		port = given
 	} else if host, _, err = net.SplitHostPort(hostport + ":" + port); err != nil {
-		return invalid("node: want host:port, with an IPv6 address in brackets, as in redis://[::1]:6379")
+		return invalid("node: want host:port, with an IPv6 address in brackets, as in " +
+			"redis://[::1]:6379")
 	}
 
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
@@ -241,17 +263,21 @@ func (a *address) setParams(params map[string]string) error {
 			return invalid("parameter %s is for rediss://, which is Redis over TLS", name)
 		}
 	}
+
 	if (params["cert"] == "") != (params["key"] == "") {
 		return invalid("parameters cert and key go together")
 	}
 
-	a.sentinelUser, a.sentinelPassword = params["sentinel_user"], params["sentinel_password"]
+	a.sentinelUser = params["sentinel_user"]
+	a.sentinelPassword = params["sentinel_password"]
 	switch {
 	case a.sentinelUser == "" && a.sentinelPassword == "":
 	case a.kind != theSentinels:
-		return invalid("parameters sentinel_user and sentinel_password are for redis-sentinel:// and rediss-sentinel://")
+		return invalid("parameters sentinel_user and sentinel_password are for redis-sentinel:// " +
+			"and rediss-sentinel://")
 	case a.sentinelPassword == "":
-		return invalid("parameter sentinel_user: a user without a password: want sentinel_password as well")
+		return invalid("parameter sentinel_user: a user without a password: want " +
+			"sentinel_password as well")
 	}
 
 	var err error
@@ -260,6 +286,7 @@ func (a *address) setParams(params map[string]string) error {
 			return invalid("parameter replicas: want a number, such as 1")
 		}
 	}
+
 	if text, ok := params["allow_eviction"]; ok {
 		if a.mayEvict, err = strconv.ParseBool(text); err != nil {
 			return invalid("parameter allow_eviction: want true or false")
@@ -275,6 +302,7 @@ func (a *address) setParams(params map[string]string) error {
 	case a.kind != aSocket:
 		return invalid("parameter db is for unix://; write %s://…/%s", a.scheme, db)
 	}
+
 	return a.parseDB(db)
 }
 

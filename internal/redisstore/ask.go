@@ -69,6 +69,7 @@ func worst(errs []error, kind string) error {
 			return err
 		}
 	}
+
 	if len(errs) == 1 {
 		return errs[0]
 	}

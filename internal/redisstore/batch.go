@@ -32,6 +32,7 @@ func (b batch) run(ctx context.Context) {
 		}
 		groups[at] = append(groups[at], i)
 	}
+
 	for at, which := range groups {
 		go b.runGroup(ctx, at, which)
 	}

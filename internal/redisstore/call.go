@@ -21,9 +21,10 @@ type call struct {
 	texts []string        // the arguments of all commands
 	args  []any           // the same for go-redis
 
-	ctx   context.Context // of the caller
-	quit  context.Context // when it ends, the caller leaves within a tick
-	until time.Time       // the deadline of the caller, or zero; then the caller leaves within a tick
+	ctx  context.Context // of the caller
+	quit context.Context // when it ends, the caller leaves within a tick
+	// the deadline of the caller, or zero; then the caller leaves within a tick
+	until time.Time
 
 	met    atomic.Bool
 	done   chan struct{} // receives a signal when result is set
@@ -32,8 +33,9 @@ type call struct {
 
 // result is the result of a pipeline.
 type result struct {
-	err     error  // of the pipeline
-	lost    error  // in place of each reply that grants a hold, because too few replicas have confirmed it
+	err error // of the pipeline
+	// in place of each reply that grants a hold, because too few replicas have confirmed it
+	lost    error
 	unsent  bool   // certainly no command was sent
 	demoted bool   // a replica has refused a command
 	run     string // the run ID of the server, if the Store asks for it
@@ -46,21 +48,25 @@ const maxShared = 64 << 10
 // errNoReply means that no reply arrived before the caller left. The outcome is unknown.
 var errNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
 
-// fill stores the commands and the context of a caller. If plain is false, go-redis gets pointers to
-// the arguments, which need no memory of their own. A hook would see these pointers, and may keep
-// them, so plain is true for a client that the caller of hasp passed.
+// fill stores the commands and the context of a caller. If plain is false, go-redis gets pointers
+// to the arguments, which need no memory of their own. A hook would see these pointers, and may
+// keep them, so plain is true for a client that the caller of hasp passed.
 func (p *call) fill(ctx context.Context, plain bool, commands [][]string) (parent context.Context) {
-	n, bytes := 0, 0
+	n := 0
+	bytes := 0
 	for _, args := range commands {
 		n += len(args)
 		for _, arg := range args {
 			bytes += len(arg)
 		}
 	}
+
 	p.apart = p.apart || bytes > maxShared
 	if n > cap(p.texts) || plain {
-		p.texts, p.args = make([]string, 0, n), make([]any, 0, n)
+		p.texts = make([]string, 0, n)
+		p.args = make([]any, 0, n)
 	}
+
 	p.cmds = p.room[:0]
 	for _, args := range commands {
 		from := len(p.args)
@@ -74,6 +80,7 @@ func (p *call) fill(ctx context.Context, plain bool, commands [][]string) (paren
 		}
 		p.cmds = append(p.cmds, resp.NewCommand(p.args[from:]...))
 	}
+
 	p.ctx = ctx
 	parent, p.quit, p.until = calls.Split(ctx)
 	return parent
@@ -100,8 +107,8 @@ func (p *call) answer(r result) {
 	}
 }
 
-// unreached is errNoReply if the last attempt to connect has failed. It does not wrap the cause, because
-// that would say that the command was not sent.
+// unreached is errNoReply if the last attempt to connect has failed. It does not wrap the cause,
+// because that would say that the command was not sent.
 type unreached struct{ cause error }
 
 func (u unreached) Error() string {

@@ -36,17 +36,21 @@ func (n *nodes) client() *redis.ClusterClient {
 		Addrs: n.a.addrs, ClusterSlots: n.search, Username: o.Username, Password: o.Password,
 		Dialer: o.Dialer, OnConnect: o.OnConnect,
 		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
-		MaxRedirects: maxHops, MinRetryBackoff: -1, MaxRetries: o.MaxRetries, DialerRetries: o.DialerRetries, DialTimeout: o.DialTimeout,
+		MaxRedirects: maxHops, MinRetryBackoff: -1,
+		MaxRetries: o.MaxRetries, DialerRetries: o.DialerRetries, DialTimeout: o.DialTimeout,
 		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout, ContextTimeoutEnabled: true,
-		PoolSize: o.PoolSize, PipelinePoolSize: o.PipelinePoolSize, ReadBufferSize: bufferSize, WriteBufferSize: bufferSize,
+		PoolSize: o.PoolSize, PipelinePoolSize: o.PipelinePoolSize,
+		ReadBufferSize: bufferSize, WriteBufferSize: bufferSize,
 	})
+
 	c.OnNewNode(func(node *redis.Client) {
-		// If a server redirects to a loopback address, go-redis makes a second client, and closes it
-		// after a minute.
+		// If a server redirects to a loopback address, go-redis makes a second client, and closes
+		// it after a minute.
 		if addr := node.Options().Addr; addr == marked(whole(addr)) {
 			n.known.Store(addr, node)
 		}
 	})
+
 	for _, addr := range n.a.addrs {
 		o := *o
 		o.Addr = addr
@@ -54,11 +58,13 @@ func (n *nodes) client() *redis.ClusterClient {
 		n.first = append(n.first, first)
 		n.known.Store(marked(addr), first)
 	}
+
 	return c
 }
 
-// search asks the servers for the slots until one answers. If a server fails or is slow, search asks
-// the next one. The order is random, so that the clients of a cluster do not all ask the same one.
+// search asks the servers for the slots until one answers. If a server fails or is slow, search
+// asks the next one. The order is random, so that the clients of a cluster do not all ask the same
+// one.
 func (n *nodes) search(ctx context.Context) ([]redis.ClusterSlot, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(n.d.timeout.Load()))
 	defer cancel()
@@ -115,6 +121,7 @@ func (n *nodes) adopt(slots []redis.ClusterSlot) bool {
 			ours = ours || n.ids[node.ID]
 		}
 	}
+
 	if ours && len(ids) > 0 {
 		n.ids = ids
 	}
@@ -126,7 +133,8 @@ var errForeign = resp.NotSent(errors.New("it belongs to another cluster " +
 
 // ask asks one server for the slots, and for the master of each.
 func (n *nodes) ask(ctx context.Context, node *redis.Client) ([]redis.ClusterSlot, error) {
-	began, origin := time.Now(), whole(node.Options().Addr)
+	began := time.Now()
+	origin := whole(node.Options().Addr)
 	//lint:ignore SA1019 Redis 6.2 has no CLUSTER SHARDS
 	slots, err := node.ClusterSlots(ctx).Result()
 	switch {
@@ -137,6 +145,7 @@ func (n *nodes) ask(ctx context.Context, node *redis.Client) ([]redis.ClusterSlo
 	case !n.adopt(slots):
 		return nil, fmt.Errorf("%s: %w", origin, errForeign)
 	}
+
 	for i := range slots {
 		if len(slots[i].Nodes) == 0 {
 			return nil, fmt.Errorf("%s: a slot without a server", origin)
@@ -145,6 +154,7 @@ func (n *nodes) ask(ctx context.Context, node *redis.Client) ([]redis.ClusterSlo
 		master.Addr = marked(redirected(master.Addr, origin))
 		slots[i].Nodes = []redis.ClusterNode{master} // hasp uses no replica
 	}
+
 	return slots, nil
 }
 
@@ -156,9 +166,11 @@ func redirected(addr, origin string) string {
 	if i < 0 {
 		return addr
 	}
-	host, port := strings.Trim(addr[:i], "[]"), addr[i+1:]
+	host := strings.Trim(addr[:i], "[]")
+	port := addr[i+1:]
 	ours, its, _ := net.SplitHostPort(origin)
-	if host == "" || host == "?" || loopback(host) && !loopback(ours) {
+	isUnknown := host == "" || host == "?"
+	if isUnknown || loopback(host) && !loopback(ours) {
 		host = ours
 	}
 	if port == "0" {

@@ -27,11 +27,17 @@ type hints struct {
 
 var clientHints = hints{"check the user and the password of the client", noScripts}
 
-var sentinelHints = hints{"check the parameters sentinel_user and sentinel_password", "that is a Redis and not a sentinel: the URL must name the sentinels"}
+var sentinelHints = hints{
+	auth:    "check the parameters sentinel_user and sentinel_password",
+	scripts: "that is a Redis and not a sentinel: the URL must name the sentinels",
+}
 
 // lockHints returns the hints for a server that stores locks.
 func lockHints(a address) hints {
-	return hints{"check user and password in the URL: " + a.scheme + "://user:password@…", noScripts}
+	return hints{
+		auth:    "check user and password in the URL: " + a.scheme + "://user:password@…",
+		scripts: noScripts,
+	}
 }
 
 const noScripts = "this server runs no scripts: a sentinel, or a proxy?"
@@ -46,35 +52,44 @@ func diagnose(err error, h hints, took time.Duration) error {
 		op    *net.OpError
 		hint  string
 	)
+
 	if done := (located{}); errors.As(err, &done) {
 		return done
 	}
 	if u := (unreached{}); errors.As(err, &u) {
 		err = u.cause
 	}
+
 	// Check specific causes before general ones, because an error may have both. For example, a TLS
 	// handshake that timed out is also a timeout.
 	switch within := max(took, 10*time.Millisecond).Round(10 * time.Millisecond); {
 	case errors.Is(err, errNotMaster), errors.Is(err, errForeign): // the text has a hint
 	case errors.As(err, &reply):
-		err, hint = firstSentence(reply), replyHint(reply.Error(), h)
+		err = firstSentence(reply)
+		hint = replyHint(reply.Error(), h)
 	case errors.Is(err, errHandshake):
 		hint = handshakeHint(err)
 		if timedOut(err) {
 			err = said{fmt.Sprintf("%v: no answer within %v", errHandshake, within), err}
 		}
 	case errors.As(err, &dns):
-		err, hint = said{"the host was not found", dns}, "check the host in the URL"
+		err = said{"the host was not found", dns}
+		hint = "check the host in the URL"
 	case timedOut(err):
-		err, hint = said{fmt.Sprintf("no answer within %v", within), err}, "check host and port, and that no firewall is in between"
+		err = said{fmt.Sprintf("no answer within %v", within), err}
+		hint = "check host and port, and that no firewall is in between"
 	case errors.Is(err, syscall.ECONNREFUSED):
-		err, hint = said{"connection refused", err}, "is Redis running there? check host and port"
+		err = said{"connection refused", err}
+		hint = "is Redis running there? check host and port"
 	case errors.Is(err, fs.ErrNotExist):
-		err, hint = said{"no such socket", err}, "is Redis running, with unixsocket set to this path?"
+		err = said{"no such socket", err}
+		hint = "is Redis running, with unixsocket set to this path?"
 	case errors.Is(err, fs.ErrPermission):
-		err, hint = said{"permission denied", err}, "see unixsocketperm in the configuration of Redis"
+		err = said{"permission denied", err}
+		hint = "see unixsocketperm in the configuration of Redis"
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		err, hint = said{"the server closed the connection", err}, "is that a Redis? a port that speaks TLS wants rediss://, and perhaps ?cert=…&key=…"
+		err = said{"the server closed the connection", err}
+		hint = "is that a Redis? a port that speaks TLS wants rediss://, and perhaps ?cert=…&key=…"
 	case alerted(err):
 		hint = certificateHint // with TLS 1.3 the alert comes after the handshake
 	case errors.As(err, &op):
@@ -94,20 +109,24 @@ func replyHint(text string, h hints) string {
 	const later = "try again later"
 	for _, c := range []struct{ part, hint string }{
 		{"WRONGPASS", h.auth}, {"invalid password", h.auth}, {"AUTH", h.auth},
-		{"replicas confirmed", "are there as many replicas as the parameter replicas says, and do they keep up?"},
+		{"replicas confirmed", "are there as many replicas as the parameter replicas says, and " +
+			"do they keep up?"},
 		{"DENIED", "give Redis a password, or have it listen on the loopback only"},
 		{"NOPERM", "docs/redis.md lists the rights that the user needs"},
 		{"DB index", "check the number of the database in the URL"},
 		{"SELECT is not allowed", "check the number of the database in the URL"},
 		{"unknown command", h.scripts},
 		{"cluster support disabled", "that Redis is in no cluster: use redis://host:port"},
-		{"No such master", "check the name after the sentinels: redis-sentinel://host:port,host:port/NAME"},
-		{"LOADING", later}, {"MASTERDOWN", later}, {"CLUSTERDOWN", later}, {"max number of clients", later},
+		{"No such master", "check the name after the sentinels: " +
+			"redis-sentinel://host:port,host:port/NAME"},
+		{"LOADING", later}, {"MASTERDOWN", later}, {"CLUSTERDOWN", later},
+		{"max number of clients", later},
 	} {
 		if strings.Contains(text, c.part) {
 			return c.hint
 		}
 	}
+
 	return ""
 }
 
@@ -116,18 +135,25 @@ func replyHint(text string, h hints) string {
 // command, or if the server does not know the command.
 func unfit(replication, memory, cluster any, mayEvict bool) error {
 	policy := InfoField(memory, "maxmemory_policy")
+	hasPolicy := policy != "" && policy != "noeviction"
+	evicts := hasPolicy && InfoField(memory, "maxmemory") != "0"
 	switch {
 	case InfoField(replication, "redis_mode") == "sentinel":
 		return errors.New("it is a sentinel (write redis-sentinel://host:port,host:port/NAME)")
 	case InfoField(replication, "role") == "slave":
-		master := net.JoinHostPort(InfoField(replication, "master_host"), InfoField(replication, "master_port"))
+		master := net.JoinHostPort(InfoField(replication, "master_host"),
+			InfoField(replication, "master_port"))
 		// Return no ReplyError, because a demoted master of a cluster must not make Open fail.
-		return fmt.Errorf("it is a replica of %s (name the master, or the sentinels: redis-sentinel://host:port,host:port/NAME)", master)
+		return fmt.Errorf("it is a replica of %s (name the master, or the sentinels: "+
+			"redis-sentinel://host:port,host:port/NAME)", master)
 	case InfoField(cluster, "cluster_state") == "fail":
-		return resp.ReplyError("CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO has the details)")
-	case !mayEvict && policy != "" && policy != "noeviction" && InfoField(memory, "maxmemory") != "0":
-		return resp.ReplyError("it may evict locks, its maxmemory-policy is " + policy + " (set noeviction; or allow_eviction=true in the URL, if two holders at once do no harm)")
+		return resp.ReplyError("CLUSTERDOWN the cluster is down (try again later; CLUSTER INFO " +
+			"has the details)")
+	case !mayEvict && evicts:
+		return resp.ReplyError("it may evict locks, its maxmemory-policy is " + policy + " (set " +
+			"noeviction; or allow_eviction=true in the URL, if two holders at once do no harm)")
 	}
+
 	return nil
 }
 
@@ -151,16 +177,19 @@ func handshakeHint(err error) string {
 		name      x509.HostnameError
 		record    tls.RecordHeaderError
 	)
+
 	switch {
 	case errors.As(err, &authority):
 		return "name the file of its certificate authority: ?ca=/path/to/ca.pem"
 	case errors.As(err, &name):
 		return "name the host that the certificate is for: ?server_name=…"
-	case errors.As(err, &record), errors.Is(err, io.EOF), timedOut(err), errors.Is(err, syscall.ECONNRESET):
+	case errors.As(err, &record), timedOut(err),
+		errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
 		return "does this port speak TLS? if not, use redis://"
 	case alerted(err):
 		return certificateHint
 	}
+
 	return ""
 }
 

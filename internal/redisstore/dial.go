@@ -32,8 +32,8 @@ type dialer struct {
 	wires     []*wire    // nil for a cluster
 }
 
-// newDialer returns a dialer. The parameter size limits the connections to each server. If size is 0,
-// the limit is twice as high as the number of flights.
+// newDialer returns a dialer. The parameter size limits the connections to each server. If size is
+// 0, the limit is twice as high as the number of flights.
 func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	d := &dialer{network: "tcp", secure: a.tls, params: params, size: cmp.Or(size, 2*mostFlights)}
 	if a.kind == aSocket {
@@ -44,6 +44,7 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 			return nil, invalid("%w", err)
 		}
 	}
+
 	d.timeout.Store(int64(dialTimeout))
 	d.open, d.end = context.WithCancel(context.Background())
 	return d, nil
@@ -59,6 +60,7 @@ func (d *dialer) close() {
 			node.Close() // the client of the cluster closes its own
 		}
 	}
+
 	if t := d.sentinels; t != nil {
 		t.timer.Stop()
 		for _, s := range t.asked {
@@ -73,8 +75,10 @@ func (d *dialer) options(a address) *redis.Options {
 		Addr: a.addrs[0], Username: a.user, Password: a.password, DB: a.db, Dialer: d.dial,
 		Protocol: 2, DisableIdentity: true, // commands that the user may have no right to
 		MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
-		ReadTimeout: -1, WriteTimeout: -1, ContextTimeoutEnabled: true, // only deadlines limit a call
-		PoolSize: d.size, PipelinePoolSize: -1, ReadBufferSize: bufferSize, WriteBufferSize: bufferSize,
+		// only deadlines limit a call
+		ReadTimeout: -1, WriteTimeout: -1, ContextTimeoutEnabled: true,
+		PoolSize: d.size, PipelinePoolSize: -1,
+		ReadBufferSize: bufferSize, WriteBufferSize: bufferSize,
 	}
 }
 
@@ -102,12 +106,13 @@ func tlsConfig(params map[string]string, host string) (*tls.Config, error) {
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
+
 	return c, nil
 }
 
-// dial makes a connection, and the TLS handshake if the URL asks for TLS. If that fails, dial returns
-// a connection whose first write returns the error. If dial returned the error, go-redis would log
-// it, and after some errors it would dial only once a second.
+// dial makes a connection, and the TLS handshake if the URL asks for TLS. If that fails, dial
+// returns a connection whose first write returns the error. If dial returned the error, go-redis
+// would log it, and after some errors it would dial only once a second.
 func (d *dialer) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	conn, err := d.connect(ctx, whole(addr))
 	if err != nil {
@@ -146,11 +151,13 @@ func (d *dialer) connect(ctx context.Context, addr string) (net.Conn, error) {
 		plain.Close()
 		return nil, located{err}
 	}
+
 	secure := tls.Client(plain, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		plain.Close()
 		return nil, fmt.Errorf("%w: %w", errHandshake, err)
 	}
+
 	return checked{secure, plain.(rawConn)}, nil
 }
 

@@ -34,10 +34,10 @@
 // With a URL of one server or of sentinels, each flight has a wire, a client with one connection,
 // except those of holds that replicas must confirm. So hasp knows which connection a call uses,
 // whether the command was written, and which run of the server replied. A lone caller sends its
-// command on its own goroutine, which saves two wake-ups of a goroutine. Without this, a lone caller
-// whose server is on the same machine would have 0.6 times the rate of a bare client instead of 0.9.
-// The end of its context interrupts the connection. The clients of a cluster, and a client that the
-// caller passed, choose connections themselves, so they have no wires.
+// command on its own goroutine, which saves two wake-ups of a goroutine. Without this, a lone
+// caller whose server is on the same machine would have 0.6 times the rate of a bare client instead
+// of 0.9. The end of its context interrupts the connection. The clients of a cluster, and a client
+// that the caller passed, choose connections themselves, so they have no wires.
 //
 // If a reply on a wire is late, connections that were not used since are in doubt, and are replaced
 // before their next use. A firewall may have forgotten all of them, and each would cost a call.

@@ -19,7 +19,8 @@ const (
 // cluster. It calls found for each property. The argument text says the state, the risk, and what
 // to set. Examine accepts servers that Open refuses, and skips what the user has no right to read.
 // The argument alone is false if several nodes vote on each lock, so that one may lose its data.
-func Examine(ctx context.Context, node string, params map[string]string, alone bool, found func(level, what, text string)) error {
+func Examine(ctx context.Context, node string, params map[string]string, alone bool,
+	found func(level, what, text string)) error {
 	s, _, err := prepare(node, params, 0, false)
 	if err != nil {
 		return err
@@ -32,63 +33,127 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 	a, _ := parse(node) // without an error, because prepare has parsed node
 	_ = a.setParams(params)
 	for _, at := range servers {
-		began := time.Now()
-		replies := at.ask(ctx, true, false, []string{"info"}, []string{"cluster", "info"},
-			[]string{"config", "get", "appendfsync"}, []string{"config", "get", "min-replicas-to-write"})
-		if err := replies[0].Err; err != nil {
-			return s.prefix(at.label(), diagnose(err, lockHints(a), time.Since(began)))
-		}
-		sent := time.Now() // the connection is open now, so this call measures one round trip
-		clock := at.ask(ctx, true, false, []string{"time"})[0].Value
-		offset, known := ahead(clock, sent, time.Now())
-
-		info, cluster := replies[0].Value, replies[1].Value
-		fsync, least := setting(replies[2].Value), setting(replies[3].Value)
-		slaves := cmp.Or(InfoField(info, "connected_slaves"), "0")
-		say := func(level, what, format string, args ...any) {
-			found(level, what+" of "+at.label(), fmt.Sprintf(format, args...))
-		}
-		say(OK, "version", "%s, %s", cmp.Or(InfoField(info, "valkey_version"), InfoField(info, "redis_version")), InfoField(info, "redis_mode"))
-		switch reason := unfit(info, info, cluster, false); {
-		case reason == nil:
-			say(OK, "role and memory", "a master that evicts no key")
-		case unfit(info, info, cluster, a.mayEvict) == nil:
-			say(Warn, "memory", "%v", reason)
-		default:
-			say(Bad, "role or memory", "%v", reason)
-		}
-		switch {
-		case !alone:
-		case InfoField(info, "aof_enabled") != "1":
-			say(Warn, "persistence", "no append-only file: after a restart all keys are free, and old holders work on until their next renewal. Set appendonly yes and appendfsync always, or use redlock")
-		case fsync != "" && fsync != "always":
-			say(Warn, "persistence", "appendfsync %s: a crash of the host may free the keys of the last second or more, while their holders work. Set appendfsync always", fsync)
-		default:
-			say(OK, "persistence", "an append-only file, appendfsync %s", cmp.Or(fsync, "unknown"))
-		}
-		switch {
-		case !alone && slaves != "0":
-			say(Warn, "replication", "%s replicas: if one takes over, it may lack locks, and a key may get a second holder. Let none take over the address of a node", slaves)
-		case !alone:
-		case slaves == "0":
-			say(OK, "replication", "no replicas: there is no failover that could lose a lock, and without the server there are no locks")
-		case s.replicas == 0:
-			say(Warn, "replication", "a lock waits for none of the replicas, which are %[1]s: a failover may give a key to a second holder. Set replicas=%[1]s in the URL, or use fences or redlock", slaves)
-		default:
-			say(OK, "replication", "of %s replicas, %d must confirm each lock", slaves, s.replicas)
-		}
-		if alone && slaves != "0" && least == "0" {
-			say(Warn, "min-replicas", "min-replicas-to-write is 0: a master that is cut off from its replicas still grants locks, beside the new master. Set min-replicas-to-write 1")
-		}
-		switch shown := offset.Round(time.Millisecond); {
-		case !known:
-		case offset.Abs() > time.Second:
-			say(Warn, "clock", "%v from this host's: if the server's clock is set forward, terms end early by as much. Let NTP slew the clocks, not step them", shown)
-		default:
-			say(OK, "clock", "%v from this host's", shown)
+		e := &examiner{at: at, alone: alone, found: found}
+		if err := e.run(ctx, a); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// examiner examines one server.
+type examiner struct {
+	at    *server
+	alone bool
+	found func(level, what, text string)
+
+	info     any    // the reply to INFO
+	replicas string // how many there are
+}
+
+func (e *examiner) say(level, what, format string, args ...any) {
+	e.found(level, what+" of "+e.at.label(), fmt.Sprintf(format, args...))
+}
+
+func (e *examiner) run(ctx context.Context, a address) error {
+	began := time.Now()
+	replies := e.at.ask(ctx, true, false,
+		[]string{"info"},
+		[]string{"cluster", "info"},
+		[]string{"config", "get", "appendfsync"},
+		[]string{"config", "get", "min-replicas-to-write"})
+	if err := replies[0].Err; err != nil {
+		return e.at.prefix(e.at.label(), diagnose(err, lockHints(a), time.Since(began)))
+	}
+	e.info = replies[0].Value
+	e.replicas = cmp.Or(InfoField(e.info, "connected_slaves"), "0")
+
+	sent := time.Now() // the connection is open now, so this call measures one round trip
+	clock := e.at.ask(ctx, true, false, []string{"time"})[0].Value
+	offset, known := ahead(clock, sent, time.Now())
+
+	number := cmp.Or(InfoField(e.info, "valkey_version"), InfoField(e.info, "redis_version"))
+	e.say(OK, "version", "%s, %s", number, InfoField(e.info, "redis_mode"))
+	e.fitness(replies[1].Value, a.mayEvict)
+	if e.alone {
+		e.persistence(setting(replies[2].Value))
+	}
+	e.replication(setting(replies[3].Value))
+	if known {
+		e.clock(offset)
+	}
+	return nil
+}
+
+// fitness reports whether the server may store locks. The argument cluster is the reply to CLUSTER
+// INFO.
+func (e *examiner) fitness(cluster any, mayEvict bool) {
+	switch reason := unfit(e.info, e.info, cluster, false); {
+	case reason == nil:
+		e.say(OK, "role and memory", "a master that evicts no key")
+	case unfit(e.info, e.info, cluster, mayEvict) == nil:
+		e.say(Warn, "memory", "%v", reason)
+	default:
+		e.say(Bad, "role or memory", "%v", reason)
+	}
+}
+
+// persistence reports what a restart costs. The argument fsync is the setting appendfsync, or "".
+func (e *examiner) persistence(fsync string) {
+	switch {
+	case InfoField(e.info, "aof_enabled") != "1":
+		e.say(Warn, "persistence", "no append-only file: after a restart all keys are free, and "+
+			"old holders work on until their next renewal. Set appendonly yes and "+
+			"appendfsync always, or use redlock")
+	case fsync != "" && fsync != "always":
+		e.say(Warn, "persistence", "appendfsync %s: a crash of the host may free the keys of the "+
+			"last second or more, while their holders work. Set appendfsync always", fsync)
+	default:
+		e.say(OK, "persistence", "an append-only file, appendfsync %s", cmp.Or(fsync, "unknown"))
+	}
+}
+
+// replication reports what a failover costs. The argument least is the setting
+// min-replicas-to-write, or "".
+func (e *examiner) replication(least string) {
+	if !e.alone {
+		if e.replicas != "0" {
+			e.say(Warn, "replication", "%s replicas: if one takes over, it may lack locks, and a "+
+				"key "+
+				"may get a second holder. Let none take over the address of a node", e.replicas)
+		}
+		return
+	}
+	if e.replicas == "0" {
+		e.say(OK, "replication", "no replicas: there is no failover that could lose a lock, and "+
+			"without the server there are no locks")
+		return
+	}
+
+	if confirm := e.at.settings.replicas; confirm == 0 {
+		e.say(Warn, "replication", "a lock waits for none of the replicas, which are %[1]s: a "+
+			"failover may give a key to a second holder. Set replicas=%[1]s in the URL, or "+
+			"use fences or redlock", e.replicas)
+	} else {
+		e.say(OK, "replication", "of %s replicas, %d must confirm each lock", e.replicas, confirm)
+	}
+	if least == "0" {
+		e.say(Warn, "min-replicas", "min-replicas-to-write is 0: a master that is cut off from "+
+			"its "+
+			"replicas still grants locks, beside the new master. Set min-replicas-to-write 1")
+	}
+}
+
+// clock reports by how much the server's clock is ahead.
+func (e *examiner) clock(offset time.Duration) {
+	shown := offset.Round(time.Millisecond)
+	if offset.Abs() > time.Second {
+		e.say(Warn, "clock", "%v from this host's: if the server's clock is set forward, terms "+
+			"end "+
+			"early by as much. Let NTP slew the clocks, not step them", shown)
+		return
+	}
+	e.say(OK, "clock", "%v from this host's", shown)
 }
 
 // setting returns the value in a reply to CONFIG GET, or "" if there is none.

@@ -34,6 +34,7 @@ func (f *finder) newServer(node redis.UniversalClient, addr string) *server {
 			rdb: f.rdb, node: node, confirm: confirm,
 		}
 	}
+
 	return &server{
 		settings: f.settings, node: node, addr: addr, master: f.master,
 		calls: newGather(false), holds: newGather(true), checking: make(chan struct{}, 1),
@@ -50,12 +51,13 @@ func (f *finder) find(ctx context.Context, key string) (*server, error) {
 		return f.locate(ctx, cluster, key)
 	}
 
-	// The first call of MasterForKey asks servers for the slots, and may last longer than ctx. So let
-	// another goroutine call it.
+	// The first call of MasterForKey asks servers for the slots, and may last longer than ctx. So
+	// let another goroutine call it.
 	type found struct {
 		at  *server
 		err error
 	}
+
 	result := make(chan found, 1)
 	if !f.tasks.spawn(func() {
 		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
@@ -75,7 +77,8 @@ func (f *finder) find(ctx context.Context, key string) (*server, error) {
 	}
 }
 
-func (f *finder) locate(ctx context.Context, cluster *redis.ClusterClient, key string) (*server, error) {
+func (f *finder) locate(ctx context.Context, cluster *redis.ClusterClient,
+	key string) (*server, error) {
 	began := time.Now()
 	node, err := cluster.MasterForKey(ctx, key)
 	if err != nil {
@@ -116,17 +119,20 @@ func (f *finder) all(ctx context.Context) ([]*server, error) {
 	case len(all) == 0:
 		return nil, errors.New("no server has a slot")
 	}
+
 	return all, nil
 }
 
 // follow returns the server to which a command must be sent again, or nil, and whether ASKING must
 // precede the command. The argument at is the server that refused it with err.
-func (f *finder) follow(ctx context.Context, at *server, key string, err error) (to *server, asking bool) {
+func (f *finder) follow(ctx context.Context, at *server, key string,
+	err error) (to *server, asking bool) {
 	addr, asking := redis.IsAskError(err)
 	if !asking {
 		addr, _ = redis.IsMovedError(err)
 		f.reload()
 	}
+
 	if node, ok := f.opened.nodes.known.Load(marked(redirected(addr, at.addr))); ok {
 		return f.at(node.(*redis.Client)), asking
 	}
@@ -141,6 +147,7 @@ func (f *finder) follow(ctx context.Context, at *server, key string, err error) 
 			return to, false
 		}
 	}
+
 	return nil, false
 }
 
@@ -163,8 +170,8 @@ func (f *finder) noteFailure(err error) {
 	}
 }
 
-// suspect starts a search for the master if a reply is late. If the search began only when the first
-// call has failed, many calls that wait could fail before the new master is known.
+// suspect starts a search for the master if a reply is late. If the search began only when the
+// first call has failed, many calls that wait could fail before the new master is known.
 func (f *finder) suspect() {
 	if f.bySentinels && f.opened != nil {
 		f.opened.sentinels.start(suspectAfter)
@@ -194,5 +201,6 @@ func mayHaveMoved(err error) bool {
 		saysSo := func(word string) bool { return redis.HasErrorPrefix(err, word) }
 		return slices.ContainsFunc([]string{"MASTERDOWN", "CLUSTERDOWN", "MOVED"}, saysSo)
 	}
+
 	return true
 }

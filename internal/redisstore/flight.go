@@ -14,8 +14,9 @@ import (
 type flight struct {
 	cmds  []redis.Cmder // for reuse
 	spare []*call       // for reuse
-	wire  *wire         // nil for calls apart, for holds, for a cluster, and for a client that the caller passed
-	doubt time.Time     // the connection is made again if it was last used before this time
+	// nil for calls apart, for holds, for a cluster, and for a client that the caller passed
+	wire  *wire
+	doubt time.Time // the connection is made again if it was last used before this time
 
 	// The mutex of the gather guards the fields below.
 	batch    []*call   // the pipeline in progress; empty if there is none
@@ -49,6 +50,7 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 			cmds = append(cmds, cmd)
 		}
 	}
+
 	if ctx.until.IsZero() {
 		ctx.until = time.Now().Add(longest)
 	}
@@ -60,14 +62,17 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 	case g.confirm || batch[0].here:
 		rdb = g.node
 	}
+
 	if g.confirm {
-		wait := resp.NewCommand("wait", strconv.Itoa(s.replicas), strconv.FormatInt(patience(ctx.until), 10))
+		wait := resp.NewCommand("wait", strconv.Itoa(s.replicas),
+			strconv.FormatInt(patience(ctx.until), 10))
 		cmds = append(cmds, wait)
 		r.err = f.exec(ctx, s, rdb, cmds)
 		r.lost = s.unconfirmed(wait.Reply(r.err))
 	} else {
 		r.err = f.exec(ctx, s, rdb, cmds)
 	}
+
 	if f.wire != nil {
 		r.run = f.wire.run
 	}
@@ -79,15 +84,16 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 	return r
 }
 
-// inquire completes the result of a pipeline that failed. Without a wire, each command must say that it
-// was not sent, because a client may send a part of them to another server, and because a hook may fail
-// after the client has sent them.
+// inquire completes the result of a pipeline that failed. Without a wire, each command must say
+// that it was not sent, because a client may send a part of them to another server, and because a
+// hook may fail after the client has sent them.
 func (f *flight) inquire(r *result, cmds []redis.Cmder) {
 	r.unsent = true
 	for _, cmd := range cmds {
 		r.demoted = r.demoted || resp.IsReadOnly(cmd.Err())
 		r.unsent = r.unsent && resp.IsUnsent(cmd.Err())
 	}
+
 	if f.wire == nil {
 		return
 	}
@@ -98,8 +104,8 @@ func (f *flight) inquire(r *result, cmds []redis.Cmder) {
 	}
 }
 
-// isLate reports whether a pipeline has had no reply for so long that its connection may be dead. The
-// argument usual is how long a pipeline without a wire usually takes.
+// isLate reports whether a pipeline has had no reply for so long that its connection may be dead.
+// The argument usual is how long a pipeline without a wire usually takes.
 func (f *flight) isLate(now time.Time, usual time.Duration) bool {
 	limit := 2 * usual
 	if f.wire != nil {
@@ -111,12 +117,13 @@ func (f *flight) isLate(now time.Time, usual time.Duration) bool {
 	return len(f.batch) > 0 && now.Sub(f.sent) >= max(lateAfter, min(limit, lastPause))
 }
 
-// exec sends commands in a pipeline, or one command by Process. A client that
-// the caller passed has a second pool for pipelines, in which even a single command of hasp does not
-// wait behind other commands of the program. The client of a Store that was opened has one pool, and
-// Process costs less than a pipeline. But on a cluster, Process also sends COMMAND, to which the user
-// may have no right.
-func (f *flight) exec(ctx context.Context, s *settings, rdb redis.UniversalClient, cmds []redis.Cmder) error {
+// exec sends commands in a pipeline, or one command by Process. A client that the caller passed has
+// a second pool for pipelines, in which even a single command of hasp does not wait behind other
+// commands of the program. The client of a Store that was opened has one pool, and Process costs
+// less than a pipeline. But on a cluster, Process also sends COMMAND, to which the user may have no
+// right.
+func (f *flight) exec(ctx context.Context, s *settings, rdb redis.UniversalClient,
+	cmds []redis.Cmder) error {
 	return resp.Survive(func() error {
 		if len(cmds) == 1 && !s.plain && !s.isCluster {
 			return rdb.Process(ctx, cmds[0])

@@ -17,17 +17,21 @@ import (
 // goroutine, the flight, sends all commands that wait, receives their replies, and repeats this
 // until no command waits. If a flight takes long, another flight sends the commands that wait
 // meanwhile. Therefore a distant server, or a connection that dies without an error, delays few
-// callers. A caller leaves as soon as its context ends. If its command is not in a pipeline yet, the
-// command is not sent. Otherwise its reply is dropped.
+// callers. A caller leaves as soon as its context ends. If its command is not in a pipeline yet,
+// the command is not sent. Otherwise its reply is dropped.
 type gather struct {
 	*settings
 	tasks   *tasks
-	suspect func()                // see finder.suspect
-	rdb     redis.UniversalClient // sends commands and follows redirections: the client of the Store
-	node    redis.UniversalClient // the client of this process only; differs from rdb on a cluster
-	confirm bool                  // replicas must confirm the commands; then there is only one flight, because WAIT blocks the connection
+	suspect func() // see finder.suspect
+	// sends commands and follows redirections: the client of the Store
+	rdb  redis.UniversalClient
+	node redis.UniversalClient // the client of this process only; differs from rdb on a cluster
+	// replicas must confirm the commands; then there is only one flight, because WAIT blocks the
+	// connection
+	confirm bool
 
-	calls sync.Pool // *call; not shared by gathers, because a channel must stay in one bubble of testing/synctest
+	// *call; not shared by gathers, because a channel must stay in one bubble of testing/synctest
+	calls sync.Pool
 
 	mu      sync.Mutex // guards the fields below
 	waiting []*call
@@ -43,13 +47,18 @@ type gather struct {
 }
 
 const (
-	mostFlights  = 6
-	crowd        = 16                     // so many calls that wait may start a second flight at once
-	firstPause   = time.Millisecond       // how long a pipeline is under way before a second flight starts; each further one waits 4 times as long
-	lastPause    = 256 * time.Millisecond // the longest of these times
-	tickEvery    = 20 * time.Millisecond  // how often calls whose time is over are ended
-	refusal      = time.Second            // how long no further flight starts after one could not connect
-	suspectAfter = 500 * time.Millisecond // after this time without a reply, the sentinels may know a new master
+	mostFlights = 6
+	// so many calls that wait may start a second flight at once
+	crowd = 16
+	// how long a pipeline is under way before a second flight starts; each further one waits 4
+	// times as long
+	firstPause = time.Millisecond
+	lastPause  = 256 * time.Millisecond // the longest of these times
+	tickEvery  = 20 * time.Millisecond  // how often calls whose time is over are ended
+	// how long no further flight starts after one could not connect
+	refusal = time.Second
+	// after this time without a reply, the sentinels may know a new master
+	suspectAfter = 500 * time.Millisecond
 )
 
 // do sends commands, each once, in one pipeline, and stores their replies.
@@ -64,6 +73,7 @@ func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) 
 	} else {
 		p.wait(parent)
 	}
+
 	p.store(replies)
 
 	switch {
@@ -77,8 +87,8 @@ func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) 
 	}
 }
 
-// doApart is do in a pipeline that no other caller shares. If here is true, the pipeline goes to this
-// process, whatever the keys are.
+// doApart is do in a pipeline that no other caller shares. If here is true, the pipeline goes to
+// this process, whatever the keys are.
 func (g *gather) doApart(ctx context.Context, here bool, replies []Reply, commands ...[]string) {
 	p := &call{done: make(chan struct{}, 1), apart: true, here: here}
 	p.fill(ctx, g.plain, commands)
@@ -89,8 +99,8 @@ func (g *gather) doApart(ctx context.Context, here bool, replies []Reply, comman
 	p.store(replies)
 }
 
-// noReply returns the error of a caller that has left: errNoReply, with the reason why no connection
-// could be made, if there is one.
+// noReply returns the error of a caller that has left: errNoReply, with the reason why no
+// connection could be made, if there is one.
 func (g *gather) noReply() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -130,6 +140,7 @@ func (g *gather) put(p *call) *flight {
 	} else if g.isCrowdLocked() {
 		g.startLocked()
 	}
+
 	g.tickLocked(now, by)
 	return nil
 }
@@ -142,8 +153,8 @@ func (g *gather) tickLocked(now, at time.Time) {
 	}
 }
 
-// isCrowdLocked reports whether the calls that wait justify a second flight at once, so that the server
-// executes one pipeline while the callers of the other one receive their replies.
+// isCrowdLocked reports whether the calls that wait justify a second flight at once, so that the
+// server executes one pipeline while the callers of the other one receive their replies.
 func (g *gather) isCrowdLocked() bool {
 	if len(g.flights) != 1 || g.confirm || g.isRefusedLocked() {
 		return false
@@ -166,9 +177,11 @@ func (g *gather) forCallerLocked(p *call, now time.Time) *flight {
 	f := g.idle[i]
 	g.idle = slices.Delete(g.idle, i, i+1)
 	g.flights = append(g.flights, f)
-	f.batch, f.spare = append(f.spare[:0], p), nil
+	f.batch = append(f.spare[:0], p)
+	f.spare = nil
 	f.byCaller = true
-	f.sent, g.last = now, now
+	f.sent = now
+	g.last = now
 	f.use = f.wire.begin(now, p.until)
 	return f
 }
@@ -192,6 +205,7 @@ func (g *gather) runByCaller(parent context.Context, f *flight, p *call) {
 		use := f.use
 		stop = context.AfterFunc(parent, func() { f.wire.interrupt(use) })
 	}
+
 	r := f.send(g, f.batch)
 	if stop != nil {
 		stop()
@@ -200,6 +214,7 @@ func (g *gather) runByCaller(parent context.Context, f *flight, p *call) {
 		p.wait(parent)
 		return
 	}
+
 	p.result = r
 }
 
@@ -232,19 +247,24 @@ func (g *gather) load(f *flight) (batch []*call) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	batch = slices.DeleteFunc(g.waiting, func(p *call) bool { return p.met.Load() })
-	g.waiting, f.spare = f.spare, nil
+	g.waiting = f.spare
+	f.spare = nil
 	if n := g.sharedLocked(f, batch); n < len(batch) {
 		g.waiting = append(g.waiting, batch[n:]...)
 		batch = batch[:n]
 	}
+
 	if len(batch) == 0 {
 		f.spare = batch
 		g.endLocked(f)
 		return nil
 	}
+
 	now := time.Now()
-	f.batch, f.doubt = batch, g.doubtLocked()
-	f.sent, g.last = now, now
+	f.batch = batch
+	f.doubt = g.doubtLocked()
+	f.sent = now
+	g.last = now
 	return batch
 }
 
@@ -253,8 +273,10 @@ func (g *gather) sharedLocked(f *flight, waiting []*call) int {
 	now := time.Now()
 	isLate := func(f *flight) bool { return f.isLate(now, g.took) }
 	if f.wire == nil && slices.ContainsFunc(g.flights, isLate) {
-		return min(len(waiting), 1) // the client may have many dead connections, which hasp cannot renew
+		// the client may have many dead connections, which hasp cannot renew
+		return min(len(waiting), 1)
 	}
+
 	if i := slices.IndexFunc(waiting, func(p *call) bool { return p.apart }); i >= 0 {
 		return max(i, 1)
 	}
@@ -267,8 +289,12 @@ func (g *gather) land(f *flight, r result) (again bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.learnLocked(f, r)
-	batch, byCaller := f.batch, f.byCaller
-	f.batch, f.byCaller = nil, false // before the callers reuse the calls
+	batch := f.batch
+	byCaller := f.byCaller
+
+	// before the callers reuse the calls
+	f.batch = nil
+	f.byCaller = false
 	switch {
 	case g.takesBackLocked(f, r):
 		for _, p := range batch {
@@ -286,6 +312,7 @@ func (g *gather) land(f *flight, r result) (again bool) {
 		f.spare = batch[:0]
 		g.endLocked(f)
 	}
+
 	return false
 }
 
@@ -298,6 +325,7 @@ func (g *gather) learnLocked(f *flight, r result) {
 	} else if r.unsent {
 		g.failure = r.err
 	}
+
 	switch {
 	case hasReply && f.wire != nil:
 		f.wire.answered() // so it is not in doubt because of another flight that is late
@@ -306,6 +334,7 @@ func (g *gather) learnLocked(f *flight, r result) {
 	case r.err != errNoReply && f.isLate(now, g.took) && f.sent.After(g.doubt):
 		g.doubt = f.sent
 	}
+
 	if r.demoted { // after answered, because this connection is in doubt too
 		g.doubt = time.Now() // the other connections may lead to the replica as well
 	}
@@ -323,15 +352,17 @@ func (g *gather) takesBackLocked(f *flight, r result) bool {
 		g.refused = time.Now()
 		return true
 	}
+
 	return false
 }
 
-// doubtLocked returns the time before which a connection must have been used to be in doubt: when the
-// last flight began that has failed without a reply, or that waits for one for so long that it may
-// never come. A firewall may have forgotten all connections without a word. Each idle one would then
-// cost a whole call, and a lease its term.
+// doubtLocked returns the time before which a connection must have been used to be in doubt: when
+// the last flight began that has failed without a reply, or that waits for one for so long that it
+// may never come. A firewall may have forgotten all connections without a word. Each idle one would
+// then cost a whole call, and a lease its term.
 func (g *gather) doubtLocked() time.Time {
-	doubt, now := g.doubt, time.Now()
+	doubt := g.doubt
+	now := time.Now()
 	for _, f := range g.flights {
 		if f.sent.After(doubt) && f.isLate(now, g.took) {
 			doubt = f.sent
@@ -340,8 +371,8 @@ func (g *gather) doubtLocked() time.Time {
 	return doubt
 }
 
-// othersWorkLocked reports whether calls can use another connection than that of a flight, which has
-// failed.
+// othersWorkLocked reports whether calls can use another connection than that of a flight, which
+// has failed.
 func (g *gather) othersWorkLocked(f *flight) bool {
 	if f.wire == nil {
 		return len(g.flights) > 1 && !g.isCluster // part of the commands may be at another server
@@ -353,13 +384,16 @@ func (g *gather) othersWorkLocked(f *flight) bool {
 
 // pauseLocked returns how long to wait until another flight starts.
 func (g *gather) pauseLocked() time.Duration {
-	n, most := len(g.flights), mostFlights
+	n := len(g.flights)
+	most := mostFlights
 	if n == 0 {
 		return 0
 	}
 	if g.flights[0].wire == nil {
-		most *= 2 // the client ends a call on a dead connection late, perhaps after all callers have left
+		// the client ends a call on a dead connection late, perhaps after all callers have left
+		most *= 2
 	}
+
 	if n >= most || g.confirm || g.isRefusedLocked() {
 		return tickEvery
 	}
@@ -377,12 +411,14 @@ func (g *gather) startLocked() {
 		f = g.idle[i]
 		g.idle = slices.Delete(g.idle, i, i+1)
 	}
+
 	g.last = time.Now()
 	if g.tasks.begin() {
 		g.flights = append(g.flights, f)
 		go g.run(f)
 		return
 	}
+
 	for _, p := range g.waiting {
 		p.answer(result{err: redis.ErrClosed})
 	}
@@ -424,6 +460,7 @@ func (g *gather) tick() {
 			g.suspect()
 		}
 	}
+
 	g.waiting = slices.DeleteFunc(g.waiting, func(p *call) bool {
 		if isOver(p) {
 			p.answer(result{err: errNoReply})
@@ -437,6 +474,7 @@ func (g *gather) tick() {
 		}
 		by = earlier(by, now.Add(max(g.pauseLocked(), 50*time.Microsecond)))
 	}
+
 	if len(g.flights) > 0 {
 		g.tickLocked(now, by)
 	}

@@ -140,7 +140,8 @@ func (l *lister) entries(ctx context.Context, some []Candidate) ([]backend.Entry
 		case redis.HasErrorPrefix(err, "WRONGTYPE"):
 			return // another program has replaced the record
 		case err != nil:
-			failure = cmp.Or(failure, err) // a pipeline that fails returns the same error for each record
+			// a pipeline that fails returns the same error for each record
+			failure = cmp.Or(failure, err)
 			return
 		}
 		status, ok, err := l.Status(some[i], reply)
@@ -151,6 +152,7 @@ func (l *lister) entries(ctx context.Context, some []Candidate) ([]backend.Entry
 			entries = append(entries, backend.Entry{Key: some[i].Key, Status: status})
 		}
 	})
+
 	return entries, failure
 }
 
@@ -217,7 +219,8 @@ func (sc *scan) pass(ctx context.Context, yield func([]Candidate, error) bool) b
 // page returns the next page of the scan.
 func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	if sc.s.servers.master() != sc.master {
-		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list again"))
+		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list " +
+			"again"))
 	}
 	command := []string{"scan", sc.cursor, "count", namesAtOnce, "type", sc.records.Type}
 	if match := pattern(sc.prefix, sc.queue); match != "" {
@@ -258,6 +261,7 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 			page = append(page, Candidate{keys[name], false})
 		}
 	}
+
 	return page, nil
 }
 
@@ -274,12 +278,14 @@ func scanned(reply any) (next string, names []string, ok bool) {
 		names = append(names, name)
 		ok = ok && isText
 	}
+
 	return next, names, ok && isArray && next != ""
 }
 
 // peek sends one command for each name to the server, in pipelines, and sleeps after each pipeline.
 // If this user may not use a key, the reply for that key is nil.
-func (sc *scan) peek(ctx context.Context, names []string, command func(name string) []string) ([]any, error) {
+func (sc *scan) peek(ctx context.Context, names []string,
+	command func(name string) []string) ([]any, error) {
 	var all []any
 	for some := range slices.Chunk(names, peeksAtOnce) {
 		began := time.Now()
@@ -308,5 +314,6 @@ func (sc *scan) peek(ctx context.Context, names []string, command func(name stri
 			return nil, err
 		}
 	}
+
 	return all, nil
 }

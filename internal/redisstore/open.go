@@ -30,17 +30,20 @@ func Open(ctx context.Context, node string, params map[string]string) (*Store, e
 		s.Close()
 		return nil, err
 	}
+
 	return s, nil
 }
 
 // Prepare is Open without a call to a server. The caller must run the function probe, which finds
 // the servers and runs the script. Prepare is for servers that may be down now and up later. Each
 // reply of DoAll contains the run ID of the server.
-func Prepare(node string, params map[string]string, connections int) (s *Store, probe func(context.Context) error, err error) {
+func Prepare(node string, params map[string]string,
+	connections int) (s *Store, probe func(context.Context) error, err error) {
 	return prepare(node, params, connections, true)
 }
 
-func prepare(node string, params map[string]string, connections int, asksRun bool) (s *Store, probe func(context.Context) error, err error) {
+func prepare(node string, params map[string]string, connections int,
+	asksRun bool) (s *Store, probe func(context.Context) error, err error) {
 	a, err := parse(node)
 	if err == nil {
 		err = a.setParams(params)
@@ -58,6 +61,7 @@ func prepare(node string, params map[string]string, connections int, asksRun boo
 		isCluster: a.kind == aCluster, bySentinels: a.kind == theSentinels,
 		replicas: a.replicas, mayEvict: a.mayEvict, secrets: a.secrets(), hints: lockHints(a),
 	}
+
 	var rdb redis.UniversalClient
 	if a.kind == aCluster {
 		d.nodes = &nodes{d: d, a: a}
@@ -79,14 +83,17 @@ func prepare(node string, params map[string]string, connections int, asksRun boo
 		}
 		o.namesRun = asksRun
 	}
+
 	s = newStore(o, rdb, d)
 	return s, s.probe, nil
 }
 
 // OpenOne opens the Store of a strategy that has one node.
-func OpenOne(ctx context.Context, strategy string, nodes []string, params map[string]string) (*Store, error) {
+func OpenOne(ctx context.Context, strategy string, nodes []string,
+	params map[string]string) (*Store, error) {
 	if len(nodes) != 1 {
-		return nil, fmt.Errorf("%w: %d nodes: want one, as in %s+redis://localhost:6379", backend.ErrInvalid, len(nodes), strategy)
+		return nil, fmt.Errorf("%w: %d nodes: want one, as in %s+redis://localhost:6379",
+			backend.ErrInvalid, len(nodes), strategy)
 	}
 	return Open(ctx, nodes[0], params)
 }

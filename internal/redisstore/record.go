@@ -69,6 +69,7 @@ func Decode(reply any) (Found, bool) {
 		f.Members = append(f.Members, member)
 		ok = ok && isText
 	}
+
 	return f, ok
 }
 
@@ -91,7 +92,11 @@ func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.R
 // Without returns the report without the records for which the function own returns true.
 func (f Found) Without(own func(record string) bool) Found {
 	members := slices.DeleteFunc(slices.Clone(f.Members), own)
-	if f.Shared() && len(members) == 0 || !f.Shared() && own(f.Record) {
+	isOnlyOwn := own(f.Record)
+	if f.Shared() {
+		isOnlyOwn = len(members) == 0
+	}
+	if isOnlyOwn {
 		return Found{pttl: -2, fence: f.fence}
 	}
 	f.Members = members
@@ -105,12 +110,15 @@ func (f Found) Free() bool { return f.pttl == -2 }
 func (f Found) Held() *backend.HeldError {
 	e := &backend.HeldError{Owner: Owner(f.Record), Kept: Kept(f.Record)}
 	if len(f.Members) > 0 {
-		e.Owner, e.Shared = Owner(f.Members[0]), true
+		e.Owner = Owner(f.Members[0])
+		e.Shared = true
 	}
+
 	if f.pttl >= 0 {
 		// Return at least 1 ms, because a RetryAfter of 0 would mean that the end is not known.
 		e.RetryAfter = Term(max(f.pttl, 1))
 	}
+
 	return e
 }
 
@@ -118,8 +126,12 @@ func (f Found) Held() *backend.HeldError {
 func (f Found) Status() backend.Status {
 	var s backend.Status
 	if f.pttl != -2 {
-		s.Held, s.Owner, s.Kept, s.TTL = true, Owner(f.Record), Kept(f.Record), Term(f.pttl)
+		s.Held = true
+		s.Owner = Owner(f.Record)
+		s.Kept = Kept(f.Record)
+		s.TTL = Term(f.pttl)
 	}
+
 	for _, m := range f.Members {
 		s.Shared = append(s.Shared, Owner(m))
 	}

@@ -46,6 +46,7 @@ func Source(files embed.FS, names ...string) string {
 			text.WriteString(line)
 		}
 	}
+
 	return text.String()
 }
 

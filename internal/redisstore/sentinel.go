@@ -16,9 +16,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// sentinels finds the master for each new connection. It asks all sentinels, and uses the answer with
-// the highest epoch. It asks again after the duration searchEvery. If another server is the master
-// then, sentinels closes the connections to the old one, and go-redis makes others.
+// sentinels finds the master for each new connection. It asks all sentinels, and uses the answer
+// with the highest epoch. It asks again after the duration searchEvery. If another server is the
+// master then, sentinels closes the connections to the old one, and go-redis makes others.
 type sentinels struct {
 	d      *dialer
 	master string
@@ -81,9 +81,13 @@ func newSentinels(d *dialer, a address) *sentinels {
 	t.era, t.endEra = context.WithCancelCause(d.open)
 	for _, addr := range a.addrs {
 		o := d.options(a)
-		o.Addr, o.Username, o.Password, o.DB = addr, a.sentinelUser, a.sentinelPassword, 0
+		o.Addr = addr
+		o.Username = a.sentinelUser
+		o.Password = a.sentinelPassword
+		o.DB = 0
 		t.asked = append(t.asked, redis.NewClient(o))
 	}
+
 	t.timer = time.AfterFunc(searchEvery, func() { t.start(0) })
 	return t
 }
@@ -112,14 +116,17 @@ func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
 		}
 		return nil, errReplaced
 	}
+
 	t.mu.Lock()
 	if addr == t.addr {
 		t.unreachable = err != nil
 		t.reachedLocked(err == nil)
 	}
+
 	t.mu.Unlock()
 	if err != nil {
-		return nil, located{fmt.Errorf("master %s: %w", addr, diagnose(err, hints{}, time.Duration(t.d.timeout.Load())))}
+		return nil, located{fmt.Errorf("master %s: %w", addr,
+			diagnose(err, hints{}, time.Duration(t.d.timeout.Load())))}
 	}
 	base := conn.(rawConn)
 	return &masterConn{base, era, context.AfterFunc(era, func() { base.Close() })}, nil
@@ -163,8 +170,8 @@ func (t *sentinels) find(ctx context.Context) (addr string, era context.Context,
 	}
 }
 
-// start starts a search, unless one is in progress, or has ended a short time ago. The time is at least
-// the argument atLeast.
+// start starts a search, unless one is in progress, or has ended a short time ago. The time is at
+// least the argument atLeast.
 func (t *sentinels) start(atLeast time.Duration) *search {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -182,6 +189,7 @@ func (t *sentinels) start(atLeast time.Duration) *search {
 		s.ended = time.Now()
 		t.reachedLocked(s.err == nil && !t.unreachable)
 	}()
+
 	return s
 }
 
@@ -219,10 +227,12 @@ func (t *sentinels) ask(ctx context.Context, s *redis.Client) (claimed, error) {
 	for i, what := range []string{"master", "get-master-addr-by-name"} {
 		reply, err := s.Do(ctx, "sentinel", what, t.master).Result()
 		if err != nil {
-			return claimed{}, fmt.Errorf("sentinel %s: %w", s.Options().Addr, diagnose(err, sentinelHints, time.Since(began)))
+			return claimed{}, fmt.Errorf("sentinel %s: %w", s.Options().Addr,
+				diagnose(err, sentinelHints, time.Since(began)))
 		}
 		replies[i], _ = reply.([]any)
 	}
+
 	at := replies[1]
 	epoch, err := strconv.ParseInt(field(replies[0], "config-epoch"), 10, 64)
 	if len(at) != 2 || err != nil {
@@ -246,8 +256,8 @@ func field(reply []any, name string) string {
 
 // adopt records the master in an answer, and returns the known master. If some sentinels have not
 // answered, adopt ignores an answer whose epoch is lower than the known epoch, because the sentinel
-// that gave it has missed a failover. Sentinels may name one master by several addresses. Then adopt
-// keeps the known address, unless that cannot be reached.
+// that gave it has missed a failover. Sentinels may name one master by several addresses. Then
+// adopt keeps the known address, unless that cannot be reached.
 func (t *sentinels) adopt(w claimed, all bool) (addr string, era context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -259,8 +269,10 @@ func (t *sentinels) adopt(w claimed, all bool) (addr string, era context.Context
 	if t.addr == "" || w.addr != t.addr && !alias {
 		t.endEra(errReplaced)
 		t.era, t.endEra = context.WithCancelCause(t.d.open)
-		t.addr, t.unreachable = w.addr, false
+		t.addr = w.addr
+		t.unreachable = false
 	}
+
 	t.run = w.run
 	return t.addr, t.era
 }

@@ -59,8 +59,8 @@ func (at *server) send(ctx context.Context, asking, confirm bool, args []string)
 
 // ask sends commands to a server, each once, in one pipeline. If here is true, they go to this
 // process, whatever their keys are. If confirm is true, the replicas must confirm the commands that
-// took a hold. Such a pipeline has a connection of its own, so that it does not wait for others. The
-// method leaves other replies and errors unchanged, for Store.outcome.
+// took a hold. Such a pipeline has a connection of its own, so that it does not wait for others.
+// The method leaves other replies and errors unchanged, for Store.outcome.
 func (at *server) ask(ctx context.Context, here, confirm bool, commands ...[]string) []Reply {
 	replies := make([]Reply, len(commands))
 	if g := at.gather(confirm); g.confirm || here && at.isCluster {
@@ -71,9 +71,9 @@ func (at *server) ask(ctx context.Context, here, confirm bool, commands ...[]str
 	return replies
 }
 
-// check refuses a server that must not store locks: a replica, a server that may evict keys, one that
-// runs no scripts, and one of a cluster behind a client that knows only this server. Once it has
-// accepted the server, it does nothing. It runs before the first command, whether the Store was
+// check refuses a server that must not store locks: a replica, a server that may evict keys, one
+// that runs no scripts, and one of a cluster behind a client that knows only this server. Once it
+// has accepted the server, it does nothing. It runs before the first command, whether the Store was
 // opened by a URL or uses a client that the caller passed. As many replicas must confirm the script
 // as the parameter replicas says.
 func (at *server) check(ctx context.Context) error {
@@ -87,6 +87,7 @@ func (at *server) check(ctx context.Context) error {
 	case <-ctx.Done():
 		return resp.NotSent(at.calls.noReply())
 	}
+
 	if at.fit.Load() {
 		return nil
 	}
@@ -98,11 +99,13 @@ func (at *server) check(ctx context.Context) error {
 	case reason != nil:
 		return unfitError{resp.NotSent(at.prefix(at.label(), reason))}
 	}
+
 	at.fit.Store(true)
 	return nil
 }
 
-// errOneOfCluster is the fault of a server of a cluster behind a client that knows only this server.
+// errOneOfCluster is the fault of a server of a cluster behind a client that knows only this
+// server.
 const errOneOfCluster = resp.ReplyError("it is one server of a cluster " +
 	"(use redis-cluster://host:port, or pass a *redis.ClusterClient)")
 
@@ -115,6 +118,7 @@ func (at *server) fault(ctx context.Context) (reason, err error) {
 			return nil, r.Err
 		}
 	}
+
 	info := replies[1].Value
 	if !at.isCluster && InfoField(info, "cluster_enabled") != "1" {
 		return unfit(info, info, nil, at.mayEvict), nil
@@ -124,6 +128,7 @@ func (at *server) fault(ctx context.Context) (reason, err error) {
 	if reason := unfit(info, info, cluster, at.mayEvict); reason != nil {
 		return reason, nil
 	}
+
 	// A client of one server can use a cluster of one master, which has all slots.
 	isSingle := slices.Contains([]string{"", "0", "1"}, InfoField(cluster, "cluster_size"))
 	if !at.isCluster && !isSingle {

@@ -42,6 +42,7 @@ func (s *settings) unconfirmed(wait Reply) error {
 	case n < int64(s.replicas):
 		return resp.ReplyError(fmt.Sprintf("%d of %d replicas confirmed in time", n, s.replicas))
 	}
+
 	return nil
 }
 

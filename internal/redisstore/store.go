@@ -59,7 +59,8 @@ func CheckClient(rdb redis.UniversalClient) error {
 		return fmt.Errorf("%w: client is nil", backend.ErrInvalid)
 	}
 	if _, ok := rdb.(*redis.Ring); ok {
-		return fmt.Errorf("%w: a Ring moves keys to other servers while one is down", backend.ErrInvalid)
+		return fmt.Errorf("%w: a Ring moves keys to other servers while one is down",
+			backend.ErrInvalid)
 	}
 	return nil
 }
@@ -81,6 +82,7 @@ func New(rdb redis.UniversalClient) *Store {
 		o.isCluster = true
 		o.secrets = []string{c.Options().Password}
 	}
+
 	return newStore(o, rdb, nil)
 }
 
@@ -111,6 +113,7 @@ func newStore(o *settings, rdb redis.UniversalClient, opened *dialer) *Store {
 			}
 		}
 	}
+
 	return &Store{
 		Subscriber: pubsub.New(config),
 		settings:   o, rdb: rdb, opened: opened, servers: servers, tasks: t,
@@ -125,12 +128,14 @@ func (s *Store) probe(ctx context.Context) error {
 		s.opened.timeout.Store(int64(time.Until(end) * 4 / 5))
 		defer s.opened.timeout.Store(int64(dialTimeout))
 	}
+
 	if _, err := s.servers.find(ctx, ""); err != nil {
 		if ctx.Err() == context.Canceled {
 			err = context.Cause(ctx) // the cause says why
 		}
 		return s.fail(err)
 	}
+
 	servers, err := s.servers.all(ctx)
 	if err != nil {
 		return s.fail(err)
@@ -143,10 +148,12 @@ func (s *Store) probe(ctx context.Context) error {
 		}
 		return struct{}{}, err
 	}
+
 	answers, errs := askAll(ctx, servers, 0, grace, check)
 	if len(errs) == 0 {
 		return nil
 	}
+
 	// Masters that do not answer may be missing. But the reply of a master may be an error.
 	if err := worst(errs, "masters"); len(answers) == 0 || resp.IsReply(err) {
 		return err
@@ -173,8 +180,8 @@ func (s *Store) Channel(name, key string) string {
 	return "hasp:" + name
 }
 
-// Close ends all subscriptions. If Open or Prepare made the Store, Close closes all connections, and
-// waits for the calls in progress.
+// Close ends all subscriptions. If Open or Prepare made the Store, Close closes all connections,
+// and waits for the calls in progress.
 func (s *Store) Close() error {
 	// Close the Subscriber before the connections that it uses.
 	s.Subscriber.Close()
@@ -185,6 +192,7 @@ func (s *Store) Close() error {
 		s.rdb.Close()
 		s.tasks.wait()
 	}
+
 	return nil
 }
 
@@ -211,20 +219,21 @@ func (s *Store) Send(ctx context.Context, key string, confirm bool, args ...stri
 		return nil, err
 	}
 
+	// go-redis follows redirections, but not of a pipeline with WAIT, which goes to one server.
+	canFollow := s.isCluster && confirm && s.replicas > 0
 	asking := false
 	for hops := 0; ; hops++ {
 		r := at.send(ctx, asking, confirm, args)
 		if r.Err == nil {
 			return r.Value, nil
 		}
-		// A server that redirects or refuses a command has not executed it. go-redis follows
-		// redirections, but not of a pipeline with WAIT, which goes to one server. Limit the hops,
+
+		// A server that redirects or refuses a command has not executed it. Limit the hops,
 		// because servers that disagree about a slot may redirect to each other without end, and
 		// because a replica may stay one.
-		hasWait := confirm && s.replicas > 0
 		var to *server
 		switch {
-		case s.isCluster && hasWait && hops < maxHops && redirects(r.Err):
+		case canFollow && hops < maxHops && redirects(r.Err):
 			to, asking = s.servers.follow(ctx, at, key, r.Err)
 		case s.isDemoted(r.Err) && hops < s.connections:
 			to = at
@@ -270,12 +279,15 @@ func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
 	case err != nil && ran && redis.HasErrorPrefix(err, unknownScript):
 		return s.Send(ctx, c.Keys[0], sc.confirm, sc.appendArgs(room[:0], c, true)...)
 	}
+
 	return v, err
 }
 
-// RunEach runs sc once for each call, in one pipeline for each server, and passes each reply, or the
-// error in its place, to the function done, on the caller's goroutine. A call ends when ctx ends.
-func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func(i int, v any, err error)) {
+// RunEach runs sc once for each call, in one pipeline for each server, and passes each reply, or
+// the error in its place, to the function done, on the caller's goroutine. A call ends when ctx
+// ends.
+func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call,
+	done func(i int, v any, err error)) {
 	b := batch{s: s, sc: sc, calls: calls, answers: make(chan answer, len(calls))}
 	go b.run(ctx)
 	for range calls {
@@ -284,7 +296,8 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call, done func
 	}
 }
 
-// ready returns the server that has the slot of a key, and checks a server that has not been checked.
+// ready returns the server that has the slot of a key, and checks a server that has not been
+// checked.
 func (s *Store) ready(ctx context.Context, key string) (*server, error) {
 	at, err := s.servers.find(ctx, key)
 	if err != nil {
@@ -307,9 +320,9 @@ func (s *Store) check(ctx context.Context, at *server) error {
 	return err
 }
 
-// outcome returns a reply, or the reply's error with the name of the server. If the error may mean that
-// another server has the key now, outcome starts a search for the servers. After a READONLY error, the
-// Subscriber connects again.
+// outcome returns a reply, or the reply's error with the name of the server. If the error may mean
+// that another server has the key now, outcome starts a search for the servers. After a READONLY
+// error, the Subscriber connects again.
 func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 	err := r.Err
 	switch {
@@ -335,15 +348,18 @@ func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 
 	if !s.isCluster && !s.bySentinels {
 		if _, ok := redis.IsMovedError(err); ok {
-			err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
+			err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)",
+				err)
 		} else if resp.IsReadOnly(err) {
 			err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
 		}
 	}
+
 	return nil, s.prefix(at.label(), err)
 }
 
-// redirects reports whether a server of a cluster refused a command because another one has the slot.
+// redirects reports whether a server of a cluster refused a command because another one has the
+// slot.
 func redirects(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK ")
 }
@@ -353,17 +369,21 @@ func cancelled(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// AcquireShared makes one attempt to take c.Key shared. fenceTTL is the term of a fence counter in ms.
-func (s *Store) AcquireShared(ctx context.Context, c backend.Claim, fenceTTL string) (backend.Grant, error) {
+// AcquireShared makes one attempt to take c.Key shared. fenceTTL is the term of a fence counter in
+// ms.
+func (s *Store) AcquireShared(ctx context.Context, c backend.Claim,
+	fenceTTL string) (backend.Grant, error) {
 	call := Call{
 		Keys: []string{LockKey(c.Key), IntentKey(c.Key)},
 		Args: []string{c.Token + Mark + c.Owner, Millis(c.TTL)},
 	}
+
 	if c.Fenced {
 		// The script makes a fence only if it receives the counter's key.
 		call.Keys = append(call.Keys, DerivedKey("fence", c.Key))
 		call.Args = append(call.Args, fenceTTL)
 	}
+
 	reply, err := s.Run(ctx, sharedAcquireScript, call)
 	if err != nil {
 		return backend.Grant{}, err
@@ -438,6 +458,7 @@ func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 			return backend.Grant{}, NoFence(DerivedKey("fence", c.Key))
 		}
 	}
+
 	return backend.Grant{}, s.Unexpected(reply)
 }
 
@@ -452,6 +473,7 @@ func (s *Store) Owned(reply any, err error) error {
 	case reply == int64(0):
 		return backend.ErrLost
 	}
+
 	return s.Unexpected(reply)
 }
 

@@ -18,7 +18,8 @@ func Millis(d time.Duration) string {
 // of a key that is released with KeepUntil. If KeepUntil is zero or has passed, Rest returns "",
 // and the key must be freed.
 func Rest(then time.Time) string {
-	if then.IsZero() || time.Until(then) <= 0 { // usually KeepUntil is zero, and the clock need not be read
+	// usually KeepUntil is zero, and the clock need not be read
+	if then.IsZero() || time.Until(then) <= 0 {
 		return ""
 	}
 	return Millis(max(time.Until(then), 1))
@@ -39,7 +40,8 @@ func FenceTTL(params map[string]string) (time.Duration, error) {
 	}
 	ttl, err := time.ParseDuration(text)
 	if err != nil || ttl < time.Millisecond {
-		return 0, fmt.Errorf("%w: parameter fence_ttl=%q: want at least 1ms, such as 720h", backend.ErrInvalid, text)
+		return 0, fmt.Errorf("%w: parameter fence_ttl=%q: want at least 1ms, such as 720h",
+			backend.ErrInvalid, text)
 	}
 	return ttl, nil
 }
@@ -59,5 +61,6 @@ func CheckFenceTTL(ttl time.Duration) (time.Duration, error) {
 // NoFence is the error of a fenced Acquire if the value of the fence counter is not a number that
 // hasp wrote. hasp never overwrites that value.
 func NoFence(counter string) error {
-	return fmt.Errorf("%w: the value of %q is no fence counter; remove it, so that hasp can begin a new one", backend.ErrInvalid, counter)
+	return fmt.Errorf("%w: the value of %q is no fence counter; remove it, so that hasp can "+
+		"begin a new one", backend.ErrInvalid, counter)
 }

@@ -21,14 +21,16 @@ type wire struct {
 	connect func(ctx context.Context, network, addr string) (net.Conn, error)
 	check   func(ctx context.Context, conn *redis.Conn) error // of a new connection; may be nil
 	asksRun bool
-	run     string // the run ID of the server, if asksRun; only the flight that uses the wire reads and writes it
+	// the run ID of the server, if asksRun; only the flight that uses the wire reads and writes it
+	run string
 
-	mu      sync.Mutex         // guards the fields below
-	conn    *wireConn          // nil if there is none
-	uses    int                // how often begin was called
-	until   time.Time          // the deadline of a dial in the current use, or zero
-	used    time.Time          // when the last use began, or got its replies
-	sent    bool               // the current use has written commands to a connection that was ready for them
+	mu    sync.Mutex // guards the fields below
+	conn  *wireConn  // nil if there is none
+	uses  int        // how often begin was called
+	until time.Time  // the deadline of a dial in the current use, or zero
+	used  time.Time  // when the last use began, or got its replies
+	// the current use has written commands to a connection that was ready for them
+	sent    bool
 	over    bool               // the current use was interrupted
 	began   time.Time          // when the last dial began
 	took    time.Duration      // from the begin of the last dial to the end of the set-up
@@ -82,8 +84,8 @@ func (w *wire) state() (over, sent bool) {
 	return w.over, w.sent
 }
 
-// isGood reports whether the wire has a connection that is ready for commands, and was used since the
-// given time.
+// isGood reports whether the wire has a connection that is ready for commands, and was used since
+// the given time.
 func (w *wire) isGood(since time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,6 +134,7 @@ func (w *wire) dial(ctx context.Context, network, addr string) (net.Conn, error)
 		ctx, cancel = context.WithDeadline(ctx, w.until)
 		defer cancel()
 	}
+
 	w.mu.Unlock()
 
 	conn, err := w.connect(ctx, network, addr)
@@ -154,6 +157,7 @@ func (w *wire) complete(ctx context.Context, conn *redis.Conn) error {
 			return err
 		}
 	}
+
 	if w.asksRun {
 		if err := w.askRun(ctx, conn); err != nil {
 			return err
@@ -179,8 +183,9 @@ func (w *wire) askRun(ctx context.Context, conn *redis.Conn) error {
 	if err != nil && !resp.IsReply(err) {
 		return err
 	}
-	// Refuse a text that is no reply to INFO. A reply to INFO may lack run_id, but it always has some
-	// field.
+
+	// Refuse a text that is no reply to INFO. A reply to INFO may lack run_id, but it always has
+	// some field.
 	if err == nil && !strings.Contains(info, ":") {
 		return resp.Unexpected(info)
 	}
@@ -191,15 +196,17 @@ func (w *wire) askRun(ctx context.Context, conn *redis.Conn) error {
 // wireConn is the connection of a wire.
 type wireConn struct {
 	rawConn
-	w     *wire
-	ready bool      // the set-up has ended; w.mu guards it; only the flight that uses the wire sets it
-	full  bool      // the server takes no more connections; only the flight that uses the wire needs it
+	w *wire
+	// the set-up has ended; w.mu guards it; only the flight that uses the wire sets it
+	ready bool
+	// the server takes no more connections; only the flight that uses the wire needs it
+	full  bool
 	until time.Time // the deadline; w.mu guards it
 }
 
-// Read notices that the server refuses the connection. go-redis does not, because it ignores the reply to
-// HELLO if that is an error. It would send the commands, and hasp could not say that they were not
-// executed.
+// Read notices that the server refuses the connection. go-redis does not, because it ignores the
+// reply to HELLO if that is an error. It would send the commands, and hasp could not say that they
+// were not executed.
 func (c *wireConn) Read(b []byte) (int, error) {
 	n, err := c.rawConn.Read(b)
 	if !c.ready && strings.HasPrefix(string(b[:n]), "-"+errFull.Error()) {

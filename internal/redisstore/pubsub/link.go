@@ -14,8 +14,10 @@ import (
 )
 
 const (
-	tickEvery      = time.Second     // the time between two pings, and between two ticks of the method keep
-	deadAfter      = 3 * time.Second // after this time without an answer, a connection counts as dead
+	// the time between two pings, and between two ticks of the method keep
+	tickEvery = time.Second
+	// after this time without an answer, a connection counts as dead
+	deadAfter      = 3 * time.Second
 	connectTimeout = 5 * time.Second // how long a connect, or a search for the servers, may take
 )
 
@@ -26,7 +28,8 @@ type link struct {
 	conn   *redis.PubSub
 	ctx    context.Context         // ends with the link
 	drop   context.CancelCauseFunc // ends ctx
-	wake   chan struct{}           // signals that queue has commands for the writer; has room for one signal
+	// signals that queue has commands for the writer; has room for one signal
+	wake chan struct{}
 
 	// b.mu guards the fields below.
 	queue  []command // not sent yet
@@ -39,6 +42,9 @@ type command struct {
 	name string // ping, subscribe or unsubscribe
 	ch   *channel
 }
+
+// isAnsweredBy reports whether a message of the server answers the command.
+func (c command) isAnsweredBy(kind, name string) bool { return c.name == kind && c.ch.name == name }
 
 // ping is a command without a channel.
 var ping = command{"ping", &channel{}}
@@ -68,10 +74,12 @@ func (k *link) run() {
 	var writer sync.WaitGroup
 	if err == nil {
 		// Subscribe has sent a PING, so read expects its reply first.
-		k.conn, k.sent = c, []command{ping}
+		k.conn = c
+		k.sent = []command{ping}
 		writer.Go(k.write)
 		err = k.read()
 	}
+
 	k.drop(err)
 	writer.Wait()
 	err = context.Cause(k.ctx) // the first reason why the link ended
@@ -132,6 +140,7 @@ func (k *link) take(ticked bool) []command {
 			cmds = []command{ping}
 		}
 	}
+
 	k.queue = nil
 	k.sent = append(k.sent, cmds...) // before they are sent, because replies may arrive at once
 	return cmds
@@ -163,6 +172,7 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 	b.mu.Lock()
 	var to []*Listener
 	again := false
+
 	// Do not hold mu during the delivery, because a Listener's function may call the Subscriber.
 	// Deliver before the next read, so that a Listener learns that messages may be missing before
 	// it receives the first message of the new subscription.
@@ -180,16 +190,19 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 		if ch != nil {
 			to = slices.Clone(ch.listeners)
 		}
-	case len(k.sent) > 0 && (refusal != nil || k.sent[0].name == kind && k.sent[0].ch.name == name):
+	case len(k.sent) > 0 && (refusal != nil || k.sent[0].isAnsweredBy(kind, name)):
 		cmd := k.sent[0]
-		k.sent, k.silent = k.sent[1:], 0
+		k.sent = k.sent[1:]
+		k.silent = 0
 		switch {
 		// An answer to a ping or an unsubscription shows only that the server answers. Also ignore
 		// an answer about a channel that has moved to another link meanwhile.
 		case cmd.name != "subscribe" || cmd.ch.link != k:
 		case refusal == nil:
 			cmd.ch.state = isConfirmed
-			to, payload, again = cmd.ch.settleLocked(nil), "", true
+			to = cmd.ch.settleLocked(nil)
+			payload = ""
+			again = true
 		case b.store.Cluster && redis.HasErrorPrefix(refusal, "MOVED"):
 			b.movedLocked(cmd.ch)
 		default:
@@ -203,6 +216,7 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 	default:
 		return false
 	}
+
 	return true
 }
 
@@ -212,7 +226,8 @@ const writeTimeout = time.Second
 // subscribe makes a connection for subscriptions, and sends a PING over it.
 func subscribe(ctx context.Context, rdb redis.UniversalClient) (*redis.PubSub, error) {
 	ps := rdb.Subscribe(ctx)
-	if err := resp.Survive(func() error { return ps.Ping(ctx) }); err != nil { // makes the connection
+	// makes the connection
+	if err := resp.Survive(func() error { return ps.Ping(ctx) }); err != nil {
 		ps.Close()
 		return nil, err
 	}
@@ -241,6 +256,7 @@ func send(ps *redis.PubSub, command, channel string) error {
 	case "sunsubscribe":
 		return ps.SUnsubscribe(ctx, channel)
 	}
+
 	return ps.Ping(ctx)
 }
 
@@ -258,5 +274,6 @@ func receive(ps *redis.PubSub) (kind, channel, payload string, err error) {
 	case *redis.Subscription:
 		return m.Kind, m.Channel, "", nil
 	}
+
 	return "", "", "", err
 }

@@ -28,6 +28,7 @@ func (l *Listener) Command() string {
 	case l.sub.isSharded():
 		return "SPUBLISH"
 	}
+
 	return "PUBLISH"
 }
 

@@ -67,7 +67,8 @@ func New(c Config) *Subscriber {
 // missed, because the connection was lost and the subscription was just confirmed again. receive
 // runs on the goroutine that reads the connection, and must not block. It may run before Listen
 // returns. It may also run once after Close has returned, because Close does not wait for it.
-func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
+func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string,
+	receive func(payload string, again bool)) (*Listener, error) {
 	l, err := b.Subscribe(ctx, channel, slotKey, receive)
 	if err != nil {
 		l.Close()
@@ -78,7 +79,8 @@ func (b *Subscriber) Listen(ctx context.Context, channel, slotKey string, receiv
 
 // Subscribe is Listen for a caller that can work without a subscription. Even after an error, the
 // Listener retries until it is closed, and receive("", true) reports each confirmation.
-func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string, receive func(payload string, again bool)) (*Listener, error) {
+func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string,
+	receive func(payload string, again bool)) (*Listener, error) {
 	l := &Listener{receive: receive, sub: b, settled: make(chan error, 1)}
 	b.join(ctx, l, channel, slotKey)
 	var err error
@@ -117,6 +119,7 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 		ch = &channel{name: name, slotKey: slotKey}
 		b.channels[name] = ch
 	}
+
 	l.ch = ch
 	ch.listeners = append(ch.listeners, l)
 	if !b.keeping {
@@ -206,6 +209,7 @@ func (b *Subscriber) removeUnused() []*channel {
 			ch.link.addLocked(command{"unsubscribe", ch})
 		}
 	}
+
 	for server, k := range b.links {
 		if !used[k] || k.ctx.Err() != nil {
 			k.drop(errEnded)
@@ -253,16 +257,19 @@ func (b *Subscriber) placeLocked(ch *channel, server redis.UniversalClient) {
 		b.links[server] = k
 		b.wg.Go(k.run)
 	}
+
 	if ch.link != nil && ch.link != k {
 		ch.link.addLocked(command{"unsubscribe", ch})
 	}
-	ch.state, ch.link = isPending, k
+	ch.state = isPending
+	ch.link = k
 	k.addLocked(command{"subscribe", ch})
 }
 
 // movedLocked records that the method keep must find the server of a channel again.
 func (b *Subscriber) movedLocked(ch *channel) {
-	ch.state, ch.link = isPending, nil
+	ch.state = isPending
+	ch.link = nil
 	b.reload()
 }
 

@@ -32,6 +32,7 @@ func (h *sharding) server(ctx context.Context, slotKey string) (redis.UniversalC
 		return server, err
 	}
 	sharded := err == nil || !strings.Contains(err.Error(), "unknown command")
+
 	// Store only the first answer, because later answers may differ while a cluster is upgraded.
 	h.known.CompareAndSwap(nil, &sharded)
 	return server, nil

@@ -64,7 +64,8 @@ func NotSent(err error) error { return unsent{err} }
 func IsUnsent(err error) bool {
 	var op *net.OpError
 	switch {
-	case errors.As(err, new(unsent)), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
+	case errors.As(err, new(unsent)),
+		errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return true
 	case errors.As(err, &op) && op.Op == "dial":
 		return true
@@ -100,11 +101,13 @@ func Hide(text string, secrets ...string) string {
 		if secret == "" {
 			continue
 		}
-		begin, rest := secret[:min(len(secret), cutSecret)], secret[min(len(secret), cutSecret):]
+		begin := secret[:min(len(secret), cutSecret)]
+		rest := secret[min(len(secret), cutSecret):]
 		parts := strings.Split(text, begin)
 		for i := range parts[1:] {
 			// Also remove as much of the rest of the secret as the text contains.
-			after, n := parts[i+1], 0
+			after := parts[i+1]
+			n := 0
 			for n < min(len(rest), len(after)) && rest[n] == after[n] {
 				n++
 			}
@@ -112,12 +115,13 @@ func Hide(text string, secrets ...string) string {
 		}
 		text = strings.Join(parts, "***")
 	}
+
 	return text
 }
 
-// Survive runs f, which calls a client of go-redis, and returns the error of f. If f panics, Survive
-// returns an error. A reply can make go-redis panic, and so can a hook. In a goroutine of hasp, where
-// many calls run, the panic would end the program.
+// Survive runs f, which calls a client of go-redis, and returns the error of f. If f panics,
+// Survive returns an error. A reply can make go-redis panic, and so can a hook. In a goroutine of
+// hasp, where many calls run, the panic would end the program.
 func Survive(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
