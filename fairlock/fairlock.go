@@ -16,8 +16,8 @@
 // in any order. Places and terms depend only on the server's clock.
 //
 // A waiter whose connection is closed is skipped at once, also by TryLock, and removed when its
-// window has passed. If more than 500 skipped waiters are at the head of the queue, the others wait until
-// the windows of these waiters have passed. A waiter that is stopped, or cut off while its
+// window has passed. If more than 500 skipped waiters are at the head of the queue, the others wait
+// until the windows of these waiters have passed. A waiter that is stopped, or cut off while its
 // connection stays open, looks alive. The key is handed to the first such waiter, and is unused for
 // at most one window. After that, the windows of the other such waiters have passed as well.
 //
@@ -38,8 +38,8 @@
 // While callers wait for a key, their Client polls the key every third of the window. One script
 // keeps their places alive and checks whether the key is free. A key that another strategy holds is
 // polled once a second, because that strategy's release sends no message. Renewals are sent in
-// batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md. Inspect and
-// List name the first 1,000 waiters of a key.
+// batches. hasp.Client.List scans the names of all keys of the Redis: see docs/redis.md. Inspect
+// and List name the first 1,000 waiters of a key.
 //
 // A Client subscribes to one channel, or on a cluster to one for each slot, over one extra
 // connection to each server. If it cannot subscribe, it polls four times a second, and its waiters
@@ -161,7 +161,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if text, ok := c.Params["window"]; ok {
 		window, err := time.ParseDuration(text)
 		if err != nil || window < minWindow {
-			return nil, fmt.Errorf("%w: parameter window=%q: want a duration of at least %v, such as 5s",
+			return nil, fmt.Errorf("%w: parameter window=%q: want a duration of at least %v, "+
+				"such as 5s",
 				backend.ErrInvalid, text, minWindow)
 		}
 		o.Window = window
@@ -207,7 +208,8 @@ func (d *driver) Traits() backend.Traits {
 // Acquire takes c.Key if nothing is stored under it and no caller waits for it. A
 // shared claim may also join a shared hold.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	reply, err := d.scripts.run(ctx, acquireScript, c.Key, c.Token, c.Owner, redisstore.Millis(c.TTL), flags(c))
+	reply, err := d.scripts.run(ctx, acquireScript, c.Key, c.Token, c.Owner,
+		redisstore.Millis(c.TTL), flags(c))
 	if err != nil {
 		return backend.Grant{}, noQueue(c.Key, err)
 	}
@@ -215,7 +217,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
-func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim,
+	done func(i int, g backend.Grant, err error)) {
 	d.store.Renew(ctx, renewScript, cs, "", done)
 }
 
@@ -246,6 +249,7 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 		// outcome is unknown.
 		err = errors.New(err.Error())
 	}
+
 	return g, err
 }
 
@@ -272,7 +276,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if c.Shared {
 		token += redisstore.Mark + c.Owner
 	}
-	return d.store.Owned(d.scripts.run(ctx, releaseScript, c.Key, token, redisstore.Rest(c.KeepUntil)))
+	return d.store.Owned(d.scripts.run(ctx, releaseScript, c.Key, token,
+		redisstore.Rest(c.KeepUntil)))
 }
 
 // Inspect returns the holder or the shared holders of key, the start of the hold, and the first
@@ -327,5 +332,6 @@ func (d *driver) Close() error {
 }
 
 func init() {
-	hasp.Register("fairlock", open, append(slices.Clone(redisstore.Params), "window", "fence_ttl")...)
+	hasp.Register("fairlock", open,
+		append(slices.Clone(redisstore.Params), "window", "fence_ttl")...)
 }

@@ -39,6 +39,7 @@ func statusOf(reply any) (s backend.Status, own, ok bool) {
 			own = pttl >= 0
 		}
 	}
+
 	// Ignore a counter that hasp did not write.
 	s.Fence, _ = strconv.ParseUint(fence, 10, 64)
 	for i, name := range names {
@@ -49,6 +50,7 @@ func statusOf(reply any) (s backend.Status, own, ok bool) {
 			s.Waiters = append(s.Waiters, owner)
 		}
 	}
+
 	return s, own || shared > 0, true
 }
 

@@ -52,7 +52,8 @@ func (l *life) close() {
 // waits for the same time again.
 const closing = time.Second
 
-// drain waits for the activities. It calls the function disconnect meanwhile, and returns its error.
+// drain waits for the activities. It calls the function disconnect meanwhile, and returns its
+// error.
 func (l *life) drain(disconnect func() error) error {
 	// If a call outlasts both waits below, this goroutine ends with that call.
 	done, end := context.WithCancel(context.Background())
@@ -60,6 +61,7 @@ func (l *life) drain(disconnect func() error) error {
 		l.background.Wait()
 		end()
 	}()
+
 	within := func() {
 		select {
 		case <-done.Done():

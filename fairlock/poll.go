@@ -13,9 +13,11 @@ import (
 
 // These constants limit how often a group polls, and how much it asks.
 const (
-	foreignEvery      = time.Second            // how often to poll a key of another strategy, whose release sends no message
-	unsubscribedEvery = 250 * time.Millisecond // how often to poll without a subscription, or for a free key
-	pollTokens        = 500                    // the largest number of tokens in one poll
+	// how often to poll a key of another strategy, whose release sends no message
+	foreignEvery = time.Second
+	// how often to poll without a subscription, or for a free key
+	unsubscribedEvery = 250 * time.Millisecond
+	pollTokens        = 500 // the largest number of tokens in one poll
 )
 
 // group holds the waiters of this driver for one key. It exists as long as it has waiters, and
@@ -27,17 +29,19 @@ type group struct {
 	sub  *subscription
 
 	// The mu of waiters guards these.
-	waiters     map[string]*waiter // by token
-	timer       *time.Timer        // starts the next poll; nil before the first poll
-	next        time.Time          // when the next poll is due; zero if none is scheduled
-	extended    time.Time          // when the last call that kept this client's places was sent
-	kept        int64              // the server's time in ms until which that call keeps the places
-	pending     int                // polls in flight; several only if there are many waiters
-	sent        time.Time          // when the polls in flight were sent; zero if no poll is in flight
-	again       bool               // another poll became due while polls were pending
-	err         error              // an error of the pending polls
-	outageSince time.Time          // when the first failed poll was sent; zero if the last poll was answered
-	outage      error              // the error of the last poll, if outageSince is set
+	waiters  map[string]*waiter // by token
+	timer    *time.Timer        // starts the next poll; nil before the first poll
+	next     time.Time          // when the next poll is due; zero if none is scheduled
+	extended time.Time          // when the last call that kept this client's places was sent
+	kept     int64              // the server's time in ms until which that call keeps the places
+	pending  int                // polls in flight; several only if there are many waiters
+	// when the polls in flight were sent; zero if no poll is in flight
+	sent  time.Time
+	again bool  // another poll became due while polls were pending
+	err   error // an error of the pending polls
+	// when the first failed poll was sent; zero if the last poll was answered
+	outageSince time.Time
+	outage      error // the error of the last poll, if outageSince is set
 }
 
 func (g *group) stopLocked() {
@@ -188,18 +192,21 @@ func (g *group) noteReply(places []place, reply any, err error, sent time.Time) 
 	}
 }
 
-// noteKeepLocked records how long a call, which was sent at the time sent, keeps the client's places.
+// noteKeepLocked records how long a call, which was sent at the time sent, keeps the client's
+// places.
 func (g *group) noteKeepLocked(r report, sent time.Time) {
 	if r.kept > 0 && sent.After(g.extended) {
-		g.extended, g.kept = sent, r.kept
+		g.extended = sent
+		g.kept = r.kept
 	}
 }
 
 // updateLocked handles what a poll, which was sent at the time sent, found for one place.
 func (g *group) updateLocked(pl place, r report, found bool, sent time.Time) {
 	w := pl.w
+	isSame := w.round == pl.round && w.queued && g.waiters[w.c.Token] == w
 	switch {
-	case w.round != pl.round || !w.queued || w.handed != nil || g.waiters[w.c.Token] != w:
+	case !isSame || w.handed != nil:
 		return // a message or another reply was faster
 	case r.token == w.c.Token && (r.fence > 0 || !w.c.Fenced):
 		// The message about this hold is late or will never arrive. The term counts from notBefore,
@@ -213,6 +220,7 @@ func (g *group) updateLocked(pl place, r report, found bool, sent time.Time) {
 		w.notePlaceLocked(r, sent)
 		return
 	}
+
 	w.wakeUpLocked()
 }
 
@@ -225,14 +233,17 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 		g.noteFailureLocked(g.err, sent)
 		next = next.Add(pause(3))
 	} else {
-		g.outageSince, g.outage = time.Time{}, nil
+		g.outageSince = time.Time{}
+		g.outage = nil
 		// Poll again at once if a poll became due meanwhile.
 		if !g.again {
 			next = g.nextPoll(r, sent)
 		}
 	}
 
-	g.sent, g.again, g.err = time.Time{}, false, nil
+	g.sent = time.Time{}
+	g.again = false
+	g.err = nil
 	g.pollByLocked(next)
 }
 
@@ -265,7 +276,9 @@ func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) err
 	case g.sent.After(answered) && time.Since(g.sent) >= timeout/3:
 		took := time.Since(g.sent).Round(time.Millisecond)
 		return &backend.UnavailableError{Since: g.sent,
-			Err: fmt.Errorf("%s: no answer for %v: %w", g.ws.store.Name(), took, os.ErrDeadlineExceeded)}
+			Err: fmt.Errorf("%s: no answer for %v: %w", g.ws.store.Name(), took,
+				os.ErrDeadlineExceeded)}
 	}
+
 	return nil
 }

@@ -30,6 +30,7 @@ func decode(reply any, to ...any) (others []any, ok bool) {
 			return nil, false
 		}
 	}
+
 	return r[len(to):], true
 }
 
@@ -38,24 +39,31 @@ const noPTTL = -3
 
 // report is the reply of the scripts that end with report.lua.
 type report struct {
-	pttl         int64 // noPTTL in a brief report
-	foreign      bool  // the holder uses another strategy, or may do so, because the record is shared
+	pttl int64 // noPTTL in a brief report
+	// the holder uses another strategy, or may do so, because the record is shared
+	foreign      bool
 	shared       bool
 	unsubscribed bool   // the server knows that the client's channel has no subscriber
 	token        string // the token of the hold
 	fence        uint64
 	owner        string
 	found        string // for each queried token 1 if it is in the queue, and otherwise 0
-	kept         int64  // the server's time in ms until which the call keeps the client's places; or 0
-	handed       []any  // the return values of handOver, if the script called it
+	// the server's time in ms until which the call keeps the client's places; or 0
+	kept   int64
+	handed []any // the return values of handOver, if the script called it
 }
 
 func reportOf(reply any) (r report, ok bool) {
 	var mine, foreign, lost int64
 	var fence string
-	r.handed, ok = decode(reply, &mine, &r.pttl, &foreign, &lost, &r.token, &fence, &r.owner, &r.found, &r.kept)
-	r.fence, _ = strconv.ParseUint(fence, 10, 64) // the fence of another strategy's record may be any text
-	r.foreign, r.shared, r.unsubscribed = foreign >= 1, foreign == 2, lost == 1
+	r.handed, ok = decode(reply, &mine, &r.pttl, &foreign, &lost, &r.token, &fence, &r.owner,
+		&r.found, &r.kept)
+
+	// the fence of another strategy's record may be any text
+	r.fence, _ = strconv.ParseUint(fence, 10, 64)
+	r.foreign = foreign >= 1
+	r.shared = foreign == 2
+	r.unsubscribed = lost == 1
 	return r, ok
 }
 

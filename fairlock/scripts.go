@@ -44,7 +44,8 @@ func (r *runner) call(keys []string, args ...string) redisstore.Call {
 }
 
 // run runs such a script. It keeps the arguments on the stack.
-func (r *runner) run(ctx context.Context, sc *redisstore.Script, key string, args ...string) (any, error) {
+func (r *runner) run(ctx context.Context, sc *redisstore.Script, key string,
+	args ...string) (any, error) {
 	keys := keysOf(key)
 	room := [8]string{r.fenceTTL}
 	return r.store.Run(ctx, sc, redisstore.Call{Keys: keys[:], Args: append(room[:1], args...)})

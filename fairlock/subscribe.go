@@ -27,7 +27,9 @@ type subscription struct {
 	listener *pubsub.Listener
 
 	uses int // how many waiters use the subscription; the mu of subscriptions guards it
-	gaps int // how often a message may have been missed, or may have overtaken a reply; the mu of waiters guards it
+	// how often a message may have been missed, or may have overtaken a reply; the mu of waiters
+	// guards it
+	gaps int
 }
 
 // receives returns the command that publishes on s, or noCommand if the Client receives no
@@ -50,7 +52,8 @@ type subscriptions struct {
 	byChannel map[string]*subscription // by channel
 }
 
-func newSubscriptions(s *redisstore.Store, received func(string), missed func(*subscription)) *subscriptions {
+func newSubscriptions(s *redisstore.Store, received func(string),
+	missed func(*subscription)) *subscriptions {
 	return &subscriptions{
 		store: s, id: rand.Text(), received: received, missed: missed,
 		byChannel: map[string]*subscription{},
@@ -73,13 +76,14 @@ func (ss *subscriptions) add(ctx context.Context, c backend.Claim) *subscription
 	// Ignore the error, because the listener retries. Until it succeeds, s.receives() returns
 	// noCommand, so the waiters poll.
 	s := &subscription{channel: channel, command: "PUBLISH"}
-	s.listener, _ = ss.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key), func(payload string, gap bool) {
-		if gap {
-			ss.missed(s)
-		} else {
-			ss.received(payload)
-		}
-	})
+	s.listener, _ = ss.store.Subscribe(ctx, channel, redisstore.LockKey(c.Key),
+		func(payload string, gap bool) {
+			if gap {
+				ss.missed(s)
+			} else {
+				ss.received(payload)
+			}
+		})
 
 	if ss.store.Sharded(ctx, redisstore.LockKey(c.Key)) {
 		s.command = "SPUBLISH"

@@ -14,20 +14,25 @@ import (
 
 // waiter is one claim that waits for its key.
 type waiter struct {
-	ws   *waiters
-	c    backend.Claim
-	term time.Duration // the term of a hold that is handed over: the TTL, or the window if that is shorter
-	wake chan struct{} // signals a change of a field that the mu of waiters guards; has room for one signal
+	ws *waiters
+	c  backend.Claim
+	// the term of a hold that is handed over: the TTL, or the window if that is shorter
+	term time.Duration
+	// signals a change of a field that the mu of waiters guards; has room for one signal
+	wake chan struct{}
 
 	// Only the goroutine of Wait uses these.
-	unanswered  bool      // an enqueue was not answered, and may still arrive
-	outageSince time.Time // when the first unanswered call began; zero if the last call was answered
-	outage      error     // the error of the last call, if outageSince is set
+	unanswered bool // an enqueue was not answered, and may still arrive
+	// when the first unanswered call began; zero if the last call was answered
+	outageSince time.Time
+	outage      error // the error of the last call, if outageSince is set
 
 	// The mu of waiters guards these.
-	group     *group
-	round     int                // is part of the queue entry; a grant counts only if it names the same round
-	notBefore time.Time          // the earliest start of a hold of this round; its term counts from here
+	group *group
+	// is part of the queue entry; a grant counts only if it names the same round
+	round int
+	// the earliest start of a hold of this round; its term counts from here
+	notBefore time.Time
 	queued    bool               // the store has confirmed the place in this round
 	unsure    bool               // an enqueue of this round was not answered
 	handed    *handedOver        // the hold, once the key was handed over
@@ -64,7 +69,9 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 		began := time.Now()
 		err := w.enqueue(ctx)
 		if err == nil {
-			w.outageSince, w.outage, try = time.Time{}, nil, 0
+			w.outageSince = time.Time{}
+			w.outage = nil
+			try = 0
 			continue
 		}
 		if ctx.Err() != nil && time.Since(began) < w.c.Timeout/3 {
@@ -135,6 +142,7 @@ func (w *waiter) endError(ctx context.Context) error {
 		}
 		return &e
 	}
+
 	return ctx.Err()
 }
 
@@ -158,7 +166,10 @@ func (w *waiter) outcome() (backend.Grant, bool, error) {
 func (w *waiter) newRoundLocked() {
 	// From now on, messages about earlier rounds do not count.
 	w.round++
-	w.notBefore, w.queued, w.unsure, w.handed = time.Time{}, false, false, nil
+	w.notBefore = time.Time{}
+	w.queued = false
+	w.unsure = false
+	w.handed = nil
 }
 
 // grantLocked returns the grant of the hold that was handed over, and whether Wait may return this
@@ -197,6 +208,7 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	g := w.group
 	ws.mu.Lock()
 	sent := time.Now()
+
 	// A repeat does not move notBefore, because an earlier enqueue of this round, whose reply was
 	// lost, may have led to a grant.
 	if w.notBefore.IsZero() {
@@ -206,13 +218,16 @@ func (w *waiter) enqueue(ctx context.Context) error {
 		w.c.Token, g.sub.command, g.sub.channel, strconv.Itoa(w.round),
 		redisstore.Millis(w.term), flags(w.c), w.c.Owner,
 	}, " ")
+
 	gaps := g.sub.gaps // read before the call, because a message may come before the reply
+
 	// If another call has just kept the client's places, this place may end when those places end.
 	till := g.kept
 	if sent.Sub(g.extended) > ws.window/3 {
 		till = 0
 	}
-	call := ws.scripts.call(g.keys[:], entry, redisstore.Millis(w.c.TTL), redisstore.Millis(ws.window), strconv.FormatInt(till, 10), g.sub.receives())
+	call := ws.scripts.call(g.keys[:], entry, redisstore.Millis(w.c.TTL),
+		redisstore.Millis(ws.window), strconv.FormatInt(till, 10), g.sub.receives())
 	ws.mu.Unlock()
 	reply, err := ws.store.Run(ctx, enqueueScript, call)
 
@@ -223,18 +238,21 @@ func (w *waiter) enqueue(ctx context.Context) error {
 		w.failure = err
 		return nil
 	}
+
 	if err != nil {
 		// w.unanswered stays set, because this call may arrive even after a later one was answered.
 		ws.mu.Lock()
 		defer ws.mu.Unlock()
-		w.unanswered, w.unsure = true, true
+		w.unanswered = true
+		w.unsure = true
 		return err
 	}
+
 	return w.noteEnqueue(reply, sent, gaps)
 }
 
-// noteEnqueue handles the reply to an enqueue. The argument sent is the time at which the enqueue was
-// sent, and the argument gaps is the value of sub.gaps at that time.
+// noteEnqueue handles the reply to an enqueue. The argument sent is the time at which the enqueue
+// was sent, and the argument gaps is the value of sub.gaps at that time.
 func (w *waiter) noteEnqueue(reply any, sent time.Time, gaps int) error {
 	ws := w.ws
 	g := w.group
@@ -275,18 +293,20 @@ func (w *waiter) noteEnqueue(reply any, sent time.Time, gaps int) error {
 			g.pollByLocked(sent)
 		}
 	}
+
 	return nil
 }
 
-// notePlaceLocked records that w was still in the queue. The call that found this was sent at the time
-// sent, and returned the report r.
+// notePlaceLocked records that w was still in the queue. The call that found this was sent at the
+// time sent, and returned the report r.
 func (w *waiter) notePlaceLocked(r report, sent time.Time) {
 	w.queued = true
 	// Replies may arrive out of order, so use the time of the call that was sent last.
 	if sent.After(w.notBefore) {
 		w.notBefore = sent
 	}
-	w.held, w.heldAt = held(r.pttl, r.owner, r.shared), sent
+	w.held = held(r.pttl, r.owner, r.shared)
+	w.heldAt = sent
 	w.held.Kept = redisstore.Kept(r.token)
 }
 

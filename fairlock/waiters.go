@@ -37,7 +37,9 @@ func newWaiters(r *runner, l *life, window time.Duration) *waiters {
 }
 
 func (ws *waiters) newWaiter(c backend.Claim) *waiter {
-	return &waiter{ws: ws, c: c, term: min(c.TTL, ws.window), wake: make(chan struct{}, 1), round: 1}
+	return &waiter{
+		ws: ws, c: c, term: min(c.TTL, ws.window), wake: make(chan struct{}, 1), round: 1,
+	}
 }
 
 // join subscribes to the channel of w's key, and then adds w to the group of the key. The comment
@@ -76,6 +78,7 @@ func (ws *waiters) leave(w *waiter) {
 		delete(ws.groups, g.key)
 		g.stopLocked()
 	}
+
 	ws.mu.Unlock()
 
 	// End the subscription after the group, so that every group in ws.groups has a subscription.
@@ -160,6 +163,7 @@ func (ws *waiters) deliverLocked(grant []any, sent time.Time) {
 		}
 		w.handed = hold
 	}
+
 	w.wakeUpLocked()
 }
 
