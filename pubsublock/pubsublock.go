@@ -163,7 +163,8 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 
 	d := &driver{store: s, channel: cmp.Or(o.Channel, defaultChannel)}
 	if strings.Contains(d.channel, "{") {
-		return nil, fmt.Errorf("%w: channel %q has an opening brace, which would decide the cluster slot in place of the key", backend.ErrInvalid, d.channel)
+		return nil, fmt.Errorf("%w: channel %q has an opening brace, which would decide the "+
+			"cluster slot in place of the key", backend.ErrInvalid, d.channel)
 	}
 
 	ttl, err := redisstore.CheckFenceTTL(o.FenceTTL)
@@ -173,7 +174,10 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 
 // Traits describes the driver.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
+	return backend.Traits{
+		Fenced: true, MinHold: true, Shared: true,
+		Reach: backend.Network, Cancellation: backend.CancelPrompt,
+	}
 }
 
 // Close closes the connections of the subscriptions. If the driver was opened by URL, Close closes
@@ -212,12 +216,14 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 			g, err = d.ask(ctx, c, true) // after a definite refusal, the token may be sent again
 		}
 	}
+
 	if noted && redis.HasErrorPrefix(err, "NOPERM") {
 		// Try again without an intent, which this user may not store. Readers may then come first.
 		d.intents.forget(c.Key)
 		noted = false
 		g, err = d.ask(ctx, c, false)
 	}
+
 	if err == nil && noted {
 		d.intents.forget(c.Key) // the script has removed it
 	}
@@ -231,10 +237,12 @@ func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backen
 		Keys: []string{redisstore.LockKey(c.Key)},
 		Args: []string{c.Token + redisstore.Mark + c.Owner, redisstore.Millis(c.TTL), ""},
 	}
+
 	if c.Fenced {
 		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
 		call.Args[2] = d.fenceTTL
 	}
+
 	if refused {
 		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
 		term := "0"
@@ -252,7 +260,8 @@ func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backen
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
-func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim,
+	done func(i int, g backend.Grant, err error)) {
 	d.store.Renew(ctx, renewScript, cs, redisstore.Mark, done)
 }
 
@@ -274,6 +283,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		Keys: keys,
 		Args: []string{c.Token + redisstore.Mark, c.Owner, rest, name, publish},
 	})
+
 	// Return no error if the message has reached no waiter, because waiters retry within a second.
 	if owned, ok := reply.(int64); ok && owned > 0 {
 		switch reached := int(owned - 2); { // below 0 if no message was sent
@@ -284,7 +294,30 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		return nil
 	}
+
 	return d.store.Owned(reply, err)
+}
+
+// Listen subscribes to the channel on which releases of c.Key are published. If the connection is
+// lost, callers are woken when the subscription is confirmed again.
+func (d *driver) Listen(ctx context.Context,
+	c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
+	l := &listening{wake: make(chan struct{}, 1), woken: time.Now()}
+
+	// readers share the key and take no turns
+	if clients, ok := d.crowds.get(c.Key, crowdFor); ok && !c.Shared {
+		l.ahead = clients - 1
+		d.crowds.forget(c.Key) // the count delays only one caller
+	}
+
+	channel, _ := d.channelOf(ctx, c.Key)
+	s, err := d.store.Listen(ctx, channel, redisstore.LockKey(c.Key), l.published)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	// a message that is held back may signal the channel even after a call of stop
+	return l.wake, s.Close, nil
 }
 
 // Inspect returns the holder of key. The driver records neither Since nor the waiters. A holder
@@ -294,11 +327,16 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 }
 
 // The variable records says how List finds the holds.
-var records = redisstore.Listing{Type: "hash", Peek: []string{"hlen"}, Ours: func(fields any) bool { return fields == int64(1) }}
+var records = redisstore.Listing{
+	Type: "hash",
+	Peek: []string{"hlen"},
+	Ours: func(fields any) bool { return fields == int64(1) },
+}
 
 // List returns the keys with a record of pubsublock, or with shared holds, but not those of
 // Redisson.
-func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string,
+	timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return d.store.List(ctx, prefix, timeout, records, inspectScript)
 }
 
@@ -342,5 +380,6 @@ func channel(prefix, key string, sharded bool) string {
 }
 
 func init() {
-	hasp.Register("pubsublock", open, append(slices.Clone(redisstore.Params), "channel", "fence_ttl")...)
+	hasp.Register("pubsublock", open,
+		append(slices.Clone(redisstore.Params), "channel", "fence_ttl")...)
 }

@@ -1,20 +1,17 @@
 package pubsublock
 
 import (
-	"context"
 	"sync"
 	"time"
-
-	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redisstore"
 )
 
 // A writer that waits for readers stores an intent, which keeps out new readers. The driver passes
 // the intent's key to a script only if readers have refused the driver at that key before.
 // Therefore an intent costs nothing for keys without readers.
 const (
-	intentTTL  = 3 * time.Second         // the writer repeats the intent once a second
-	intendsFor = intentTTL + time.Second // how long after a refusal the driver passes the intent's key
+	intentTTL = 3 * time.Second // the writer repeats the intent once a second
+	// how long after a refusal the driver passes the intent's key
+	intendsFor = intentTTL + time.Second
 )
 
 // These limit how long the method published delays a wake-up for the turns of other Clients.
@@ -23,8 +20,10 @@ const (
 	oneDelay = 10 * time.Millisecond  // the most for one turn of another Client
 	maxDelay = 100 * time.Millisecond // the most for all turns together
 
-	crowdFor = 250 * time.Millisecond // how long after a release the noted count can delay this driver's next caller
-	maxAlone = 2                      // if only one Client waits, a message reaches at most its connection and this driver's own
+	// how long after a release the noted count can delay this driver's next caller
+	crowdFor = 250 * time.Millisecond
+	// if only one Client waits, a message reaches at most its connection and this driver's own
+	maxAlone = 2
 )
 
 // listening is one call of Listen.
@@ -35,23 +34,6 @@ type listening struct {
 	timer *time.Timer // signals wake after a delay; nil if no message was held back
 	woken time.Time   // when the last message came, or when Listen began
 	ahead int         // how many other Clients take the key first: see driver.crowds
-}
-
-// Listen subscribes to the channel on which releases of c.Key are published. If the connection is
-// lost, callers are woken when the subscription is confirmed again.
-func (d *driver) Listen(ctx context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
-	l := &listening{wake: make(chan struct{}, 1), woken: time.Now()}
-	if clients, ok := d.crowds.get(c.Key, crowdFor); ok && !c.Shared { // readers share the key and take no turns
-		l.ahead = clients - 1
-		d.crowds.forget(c.Key) // the count delays only one caller
-	}
-	channel, _ := d.channelOf(ctx, c.Key)
-	s, err := d.store.Listen(ctx, channel, redisstore.LockKey(c.Key), l.published)
-	if err != nil {
-		return nil, nil, err
-	}
-
-	return l.wake, s.Close, nil // a message that is held back may signal the channel even after a call of stop
 }
 
 // The method published runs for each message, and when messages may have been missed. It ignores
@@ -83,7 +65,8 @@ func (l *listening) signal() {
 // and at most maxDelay, because the key stays free meanwhile if the other Clients have left.
 func (l *listening) delay(now time.Time) time.Duration {
 	since := now.Sub(l.woken) // how long the turn of another Client took
-	l.woken, l.ahead = now, max(l.ahead-1, 0)
+	l.woken = now
+	l.ahead = max(l.ahead-1, 0)
 	return min(time.Duration(l.ahead)*min(since/8, oneDelay), since/2, maxDelay)
 }
 
