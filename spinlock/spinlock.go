@@ -50,10 +50,10 @@
 // A shared lock is a sorted set under the key itself. Each holder has a member token#owner, whose
 // score is the end of its term in ms by the server's clock. The time to live of the key is the
 // longest term. pubsublock and fairlock store a shared lock in the same way, so readers with these
-// strategies share a key. If a sorted set has no end, or its last member does not begin with a token
-// of at least 16 characters, it is a foreign value, which holds the key and stays as it is. If a
-// registry of Spring meets a shared lock, it receives WRONGTYPE, which is an exception instead of
-// "held".
+// strategies share a key. If a sorted set has no end, or its last member does not begin with a
+// token of at least 16 characters, it is a foreign value, which holds the key and stays as it is.
+// If a registry of Spring meets a shared lock, it receives WRONGTYPE, which is an exception instead
+// of "held".
 //
 // A writer that waits for readers stores an intent: the string hasp:{tag}:intent:key, whose value
 // is the writer's token. It lasts for 300 ms plus twice the last round trip. While it exists, new
@@ -158,7 +158,10 @@ func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 
 // Traits describes the driver.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
+	return backend.Traits{
+		Fenced: true, MinHold: true, Shared: true,
+		Reach: backend.Network, Cancellation: backend.CancelPrompt,
+	}
 }
 
 // Close closes the connections of a Driver that was opened by URL.
@@ -197,14 +200,16 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
 	key := redisstore.LockKey(c.Key)
-	record := c.Token + mark + strconv.FormatInt(c.Waited.Microseconds(), 10) + redisstore.Mark + c.Owner
+	waited := strconv.FormatInt(c.Waited.Microseconds(), 10)
+	record := c.Token + mark + waited + redisstore.Mark + c.Owner
 	if c.Fenced || c.Contended {
 		return d.take(ctx, c, key, record)
 	}
 
-	// If no fence is wanted, and the key is probably free, use SET, which costs the server less than
-	// a script.
-	reply, err := d.store.Send(ctx, key, true, "set", key, record, "px", redisstore.Millis(c.TTL), "nx")
+	// If no fence is wanted, and the key is probably free, use SET, which costs the server less
+	// than a script.
+	term := redisstore.Millis(c.TTL)
+	reply, err := d.store.Send(ctx, key, true, "set", key, record, "px", term, "nx")
 	switch {
 	case err != nil:
 		return backend.Grant{}, err
@@ -213,6 +218,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	case reply != nil:
 		return backend.Grant{}, d.store.Unexpected(reply) // the outcome is unknown
 	}
+
 	// The key is held. The script reports the holder, or takes the key if it is free by now. The
 	// token may be sent again, because the refusal was definite.
 	return d.take(ctx, c, key, record)
@@ -221,12 +227,17 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 // take runs the script that takes the key. The same script makes the fence, so that a later hold
 // receives a larger fence. If the caller waits and readers hold the key, the script stores an
 // intent. If the key is free, the script removes any intent, even another caller's.
-func (d *driver) take(ctx context.Context, c backend.Claim, key, record string) (backend.Grant, error) {
-	call := redisstore.Call{Keys: []string{key}, Args: []string{record, redisstore.Millis(c.TTL), ""}}
+func (d *driver) take(ctx context.Context, c backend.Claim,
+	key, record string) (backend.Grant, error) {
+	call := redisstore.Call{
+		Keys: []string{key},
+		Args: []string{record, redisstore.Millis(c.TTL), ""},
+	}
 	if c.Fenced {
 		call.Keys = append(call.Keys, redisstore.DerivedKey("fence", c.Key))
 		call.Args[2] = d.fenceTTL
 	}
+
 	plain := call
 	if c.WillRetry {
 		// Let the intent last until the next attempt repeats it, even if the server is far away.
@@ -234,13 +245,16 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key, record string) 
 		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
 		call.Args = append(call.Args, c.Token, redisstore.Millis(term))
 	}
+
 	began := time.Now()
 	reply, err := d.store.Run(ctx, acquireScript, call)
-	if c.WillRetry && (redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "TRYAGAIN")) {
+	isRefused := redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "TRYAGAIN")
+	if c.WillRetry && isRefused {
 		// Try without an intent, because this user may not store intents, or the slot of the keys
 		// is being moved. Readers may then come first. The refused script has written nothing.
 		reply, err = d.store.Run(ctx, acquireScript, plain)
 	}
+
 	if err != nil {
 		return backend.Grant{}, err
 	}
@@ -253,7 +267,8 @@ func (d *driver) take(ctx context.Context, c backend.Claim, key, record string) 
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.
-func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim,
+	done func(i int, g backend.Grant, err error)) {
 	d.store.Renew(ctx, renewScript, cs, mark, done)
 }
 
@@ -267,7 +282,9 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		return d.store.ReleaseShared(ctx, c, key, d.channel(key), "publish")
 	}
-	channel, rest := "", ""
+
+	channel := ""
+	rest := ""
 	if d.registry != "" {
 		channel = d.channel(key)
 	}
@@ -290,7 +307,8 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 }
 
 // List returns the keys with a record of spinlock or redlock, or with shared holds.
-func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(ctx context.Context, prefix string,
+	timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return d.store.List(ctx, prefix, timeout, redisstore.ByToken, inspectScript)
 }
 
@@ -306,5 +324,6 @@ func (d *driver) Break(ctx context.Context, key string) error {
 }
 
 func init() {
-	hasp.Register("spinlock", open, append(slices.Clone(redisstore.Params), "registry", "fence_ttl")...)
+	hasp.Register("spinlock", open,
+		append(slices.Clone(redisstore.Params), "registry", "fence_ttl")...)
 }
