@@ -355,6 +355,32 @@ func TestWaitingCostsNothingButThePolls(t *testing.T) {
 	})
 }
 
+// Waiters that subscribe at the same time share one subscription. When all have left, the driver has
+// no group, no waiter and no subscription, and the server has no channel.
+func TestWaitersLeaveNothingInTheDriver(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(2)
+		ps[1].proxy.Delay(10 * time.Millisecond) // all subscribe before the first one is confirmed
+		ctx, stop := context.WithCancel(w.Context())
+		var all sync.WaitGroup
+		for range 3 {
+			c := claim("k")
+			all.Go(func() { want(w.T, "wait", errOf(ps[1].Wait(ctx, c)), backend.ErrHeld) })
+		}
+		time.Sleep(time.Second)
+		stop()
+		all.Wait()
+
+		if groups, tokens, channels := fairlock.Left(ps[1].Driver); groups+tokens+channels > 0 {
+			w.Errorf("left %d groups, %d waiters, %d subscriptions", groups, tokens, channels)
+		}
+		time.Sleep(5 * time.Second)
+		if left := w.v.Mini.PubSubChannels("*"); len(left) > 0 {
+			w.Errorf("the channels %q are left", left)
+		}
+	})
+}
+
 // One client has more waiters than one poll asks about.
 func TestManyWaitersOfOneClient(t *testing.T) {
 	inWorld(t, func(w *world) {
