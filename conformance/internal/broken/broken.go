@@ -40,9 +40,11 @@ func Sound() []Fault {
 		{Name: "none, polls and shares", spoil: sharesToo},
 		{Name: "none, waits", kind: waits},
 		{Name: "none, wakes", kind: wakes},
-		{Name: "none, refuses without details", spoil: onAcquire.turns(backend.ErrHeld, backend.ErrHeld)},
+		{Name: "none, refuses without details",
+			spoil: onAcquire.turns(backend.ErrHeld, backend.ErrHeld)},
 		{Name: "none, keeps the order", kind: orders},
-		{Name: "none, with a lock delay", spoil: spoils(sharesToo, changes(func(s *store) { s.delay = time.Second }))},
+		{Name: "none, with a lock delay",
+			spoil: spoils(sharesToo, changes(func(s *store) { s.delay = time.Second }))},
 		{Name: "none, counts in seconds and gives handles", kind: waits, spoil: spoils(
 			claims(func(t *backend.Traits) { t.MinTTL, t.TTLUnit = 2*time.Second, time.Second }),
 			terms(wholeSeconds), givesHandles)},
@@ -66,6 +68,7 @@ func (f Fault) Harness() conformance.Harness {
 			if f.spoil != nil {
 				f.spoil(d)
 			}
+
 			return d.as(), nil
 		},
 		Stop:     func(context.Context, string) error { s.stop(); return nil },
@@ -76,7 +79,9 @@ func (f Fault) Harness() conformance.Harness {
 		Commands: func(context.Context, string) (int64, error) { return s.commands.Load(), nil },
 		Entries:  func(context.Context, string) ([]string, error) { return s.entries(), nil },
 		Others: map[string]func(context.Context, string) (backend.Driver, error){
-			"other": func(context.Context, string) (backend.Driver, error) { return other(s, f.kind), nil },
+			"other": func(context.Context, string) (backend.Driver, error) {
+				return other(s, f.kind), nil
+			},
 		},
 	}
 }
@@ -96,6 +101,8 @@ func retryAfter(err error) time.Duration {
 
 // Faults returns all faults.
 func Faults() []Fault {
-	return slices.Concat(acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults, sharedFaults,
-		waitFaults, wakeFaults, orderFaults, inspectFaults, listFaults, closeFaults, otherFaults, outageFaults, costFaults)
+	return slices.Concat(
+		acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults,
+		sharedFaults, waitFaults, wakeFaults, orderFaults, inspectFaults, listFaults, closeFaults,
+		otherFaults, outageFaults, costFaults)
 }

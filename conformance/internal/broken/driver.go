@@ -25,7 +25,7 @@ type driver struct {
 	kind    kind
 	shares  bool                     // obeys Claim.Shared
 	typ     string                   // a prefix of the tokens in the store; see the function other
-	granted map[string]backend.Claim // maps tokens to the claims that Acquire was granted; store.mu guards it
+	granted map[string]backend.Claim // by token, for Acquire only; store.mu guards it
 
 	// Faults replace these parts. For how a fault replaces each, see spoil.go.
 	key      func(key string) string
@@ -40,7 +40,7 @@ type driver struct {
 	sleep    func(left time.Duration) time.Duration
 	listen   func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error)
 	renewOne call
-	renew    func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error))
+	renew    func(ctx context.Context, cs []backend.Claim, done answer)
 	release  call
 	inspect  func(ctx context.Context, key string) (backend.Status, error)
 	list     func(ctx context.Context, prefix string, timeout time.Duration) seq
@@ -53,6 +53,9 @@ type driver struct {
 // renewal of one hold return a grant. Of the claim, Break uses only the key.
 type call = func(ctx context.Context, c backend.Claim) (backend.Grant, error)
 
+// answer is the type of the function done that Renew calls.
+type answer = func(i int, g backend.Grant, err error)
+
 // seq is the result of List, and yield is the body of a loop over it.
 type (
 	seq   = iter.Seq2[backend.Entry, error]
@@ -64,14 +67,35 @@ func newDriver(w *way, k kind) *driver {
 	d.key = func(key string) string { return key }
 	d.mine = func(c backend.Claim, token string) bool { return token == c.Token }
 	d.ttl = func(c backend.Claim) time.Duration { return c.TTL }
-	d.deadline = func(c backend.Claim, called time.Time) time.Time { return called.Add(c.TTL - backend.Drift(c.TTL)) }
-	d.traits = func() backend.Traits {
-		return backend.Traits{Ordered: k == orders, Fenced: k != polls, MinHold: k != polls, Shared: d.shares, Reach: backend.Network}
+	d.deadline = func(c backend.Claim, called time.Time) time.Time {
+		return called.Add(c.TTL - backend.Drift(c.TTL))
 	}
-	d.acquire, d.wait, d.renew, d.inspect, d.quit = d.soundAcquire, d.soundWait, d.soundRenew, d.soundInspect, d.soundQuit
-	d.renewOne, d.release, d.breakKey = d.sends((*command).renew), d.sends((*command).release), d.sends((*command).breakKey)
-	d.look, d.watch, d.sleep = d.soundLook, d.soundWatch, soundSleep
-	d.list, d.listen = d.soundList, d.soundListen
+
+	d.traits = func() backend.Traits {
+		return backend.Traits{
+			Ordered: k == orders,
+			Fenced:  k != polls,
+			MinHold: k != polls,
+			Shared:  d.shares,
+			Reach:   backend.Network,
+		}
+	}
+
+	d.acquire = d.soundAcquire
+	d.wait = d.soundWait
+	d.look = d.soundLook
+	d.watch = d.soundWatch
+	d.sleep = soundSleep
+	d.quit = d.soundQuit
+	d.listen = d.soundListen
+
+	d.renewOne = d.sends((*command).renew)
+	d.renew = d.soundRenew
+	d.release = d.sends((*command).release)
+
+	d.inspect = d.soundInspect
+	d.list = d.soundList
+	d.breakKey = d.sends((*command).breakKey)
 	d.close = func() error { return nil }
 	return d
 }
@@ -93,7 +117,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return d.acquire(ctx, c)
 }
 
-func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done answer) {
 	d.renew(ctx, cs, done)
 }
 
@@ -136,14 +160,17 @@ func (w full) Break(ctx context.Context, key string) error {
 
 // command returns the command that the store receives for c.
 func (d *driver) command(c backend.Claim, now time.Time) *command {
-	c.Key, c.Token, c.TTL = d.key(c.Key), d.typ+c.Token, d.ttl(c)
+	c.TTL = d.ttl(c)
+	c.Key = d.key(c.Key)
+	c.Token = d.typ + c.Token
 	c.Shared = c.Shared && d.shares
 	if d.kind == polls {
 		c.KeepUntil = time.Time{} // its Traits do not claim MinHold
 	}
 
 	s := d.way.store
-	return &command{s, d, c, s.get(c.Key, now), now, func(token string) bool { return d.mine(c, token) }}
+	mine := func(token string) bool { return d.mine(c, token) }
+	return &command{s, d, c, s.get(c.Key, now), now, mine}
 }
 
 // visit runs f in the store.
@@ -152,7 +179,7 @@ func (d *driver) visit(ctx context.Context, c backend.Claim, f func(x *command))
 }
 
 // send runs f in the store and returns the answer of f as a grant.
-func (d *driver) send(ctx context.Context, c backend.Claim, f func(x *command) (fence uint64, err error)) (g backend.Grant, err error) {
+func (d *driver) send(ctx context.Context, c backend.Claim, f effect) (g backend.Grant, err error) {
 	called := time.Now()
 	// If the reply is lost, drop the answer of f.
 	if lost := d.visit(ctx, c, func(x *command) { g.Fence, err = f(x) }); lost != nil {
@@ -165,8 +192,10 @@ func (d *driver) send(ctx context.Context, c backend.Claim, f func(x *command) (
 }
 
 // sends returns a call that runs f in the store.
-func (d *driver) sends(f func(x *command) (fence uint64, err error)) call {
-	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return d.send(ctx, c, f) }
+func (d *driver) sends(f effect) call {
+	return func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+		return d.send(ctx, c, f)
+	}
 }
 
 func (d *driver) soundAcquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
@@ -191,7 +220,8 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 		case err == nil:
 			return g, nil
 		case definite(err):
-			last, well = err, called
+			last = err
+			well = called
 		case ctx.Err() == nil && time.Since(well) >= c.Timeout:
 			d.quit(c)
 			return backend.Grant{}, err
@@ -208,6 +238,7 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 			if last == nil {
 				last = ctx.Err()
 			}
+
 			return backend.Grant{}, last
 		}
 	}
@@ -257,20 +288,24 @@ func soundSleep(left time.Duration) time.Duration {
 // soundListen first sends a command that does nothing, so that Listen fails if the store does not
 // answer. Later, a signal of the store wakes the caller. A change of the connection also wakes the
 // caller, because a signal may have been lost.
-func (d *driver) soundListen(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
+func (d *driver) soundListen(
+	ctx context.Context, c backend.Claim,
+) (<-chan struct{}, func(), error) {
 	changed := d.way.store.watch(d.key(c.Key))
 	_, moved := d.way.now()
 	if _, err := d.send(ctx, c, doNothing); err != nil {
 		return nil, nil, err
 	}
 
-	wake, stop := make(chan struct{}, 1), make(chan struct{})
+	wake := make(chan struct{}, 1)
+	stop := make(chan struct{})
 	go func() {
 		for {
 			heard := true
 			select {
 			case <-changed:
-				changed, heard = d.way.store.watch(d.key(c.Key)), d.way.delivers()
+				changed = d.way.store.watch(d.key(c.Key))
+				heard = d.way.delivers()
 			case <-moved:
 				_, moved = d.way.now()
 			case <-stop:
@@ -296,7 +331,7 @@ func (d *driver) soundQuit(c backend.Claim) {
 	d.visit(ctx, c, (*command).quit)
 }
 
-func (d *driver) soundRenew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+func (d *driver) soundRenew(ctx context.Context, cs []backend.Claim, done answer) {
 	backend.RenewEach(ctx, cs, done, d.renewOne)
 }
 
@@ -313,12 +348,16 @@ func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Dura
 		for after, more := "", true; more; {
 			within, cancel := context.WithTimeout(ctx, timeout)
 			var page []backend.Entry
-			err := d.visit(within, backend.Claim{Key: prefix}, func(x *command) { page, more = x.list(x.c.Key, after, listPage, x.now) })
+			err := d.visit(within, backend.Claim{Key: prefix}, func(x *command) {
+				page, more = x.list(x.c.Key, after, listPage, x.now)
+			})
+
 			cancel()
 			if err != nil {
 				yield(backend.Entry{}, err)
 				return
 			}
+
 			for _, e := range page {
 				after = e.Key
 				if !yield(e, nil) {

@@ -12,10 +12,10 @@ import (
 
 var acquireFaults = []Fault{
 	{Name: "no call reaches the store", Clause: "takes-and-releases",
-		spoil: onAcquire.first(func(context.Context, *driver, backend.Claim) error { return errRefused })},
-	{Name: "every attempt is granted", Clause: "acquire-excludes", spoil: onAcquire.inStore((*command).give)},
-	{Name: "the check and the grant are two commands", Clause: "acquire-one-winner link-late-acquire",
-		spoil: spoils(onAcquire.inStore((*command).give), onAcquire.firstSends(checkIsFree))},
+		spoil: onAcquire.first(func(context.Context, op) error { return errRefused })},
+	{Name: "the check and the grant are two commands",
+		Clause: "acquire-one-winner link-late-acquire",
+		spoil:  spoils(onAcquire.inStore((*command).give), onAcquire.firstSends(checkIsFree))},
 	{Name: "a driver takes a key again that it holds", Clause: "acquire-excludes",
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			if own, ok := x.d.granted[x.r.token]; ok && own.Owner == x.c.Owner {
@@ -23,15 +23,12 @@ var acquireFaults = []Fault{
 			}
 			return x.acquire()
 		})},
-	{Name: "Acquire waits until the key is free", Clause: "acquire-excludes",
-		spoil: onAcquire.by(func(_ context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
-			return d.soundWait(d.way.store.ended, c)
-		})},
 	{Name: "RetryAfter is in the wrong unit", Clause: "acquire-held-details",
 		spoil: onAcquire.fails(func(err error) error {
 			var he *backend.HeldError
 			if errors.As(err, &he) {
-				return &backend.HeldError{RetryAfter: 1000 * he.RetryAfter, Owner: he.Owner} // milliseconds taken for microseconds
+				// Milliseconds were taken for microseconds.
+				return &backend.HeldError{RetryAfter: 1000 * he.RetryAfter, Owner: he.Owner}
 			}
 			return err
 		})},
@@ -39,10 +36,8 @@ var acquireFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.MaxTTL = time.Hour })},
 	{Name: "TTLUnit is claimed, but terms are not rounded up", Clause: "expiry-rounded",
 		spoil: claims(func(t *backend.Traits) { t.TTLUnit = 300 * time.Millisecond })},
-	{Name: "terms are rounded up by more than the traits say", Clause: "expiry-rounded",
-		spoil: terms(func(c backend.Claim) time.Duration { return max(c.TTL, time.Minute) })},
 	{Name: "a context that has ended is reported as ErrHeld", Clause: "acquire-dead-context",
-		spoil: onAcquire.first(func(ctx context.Context, _ *driver, _ backend.Claim) error {
+		spoil: onAcquire.first(func(ctx context.Context, _ op) error {
 			if ctx.Err() != nil {
 				return backend.ErrHeld
 			}
@@ -58,32 +53,27 @@ func checkIsFree(x *command) (uint64, error) {
 	return 0, nil
 }
 
-func halfATermLate(_ *driver, c backend.Claim, g *backend.Grant) { g.Until = g.Until.Add(c.TTL / 2) }
-
 var termFaults = []Fault{
-	{Name: "holds never end", Clause: "expiry", spoil: terms(func(backend.Claim) time.Duration { return 1000 * time.Hour })},
-	{Name: "terms are cut short", Clause: "expiry", spoil: terms(func(c backend.Claim) time.Duration { return c.TTL * 3 / 4 })},
-	{Name: "all holds have the same term", Clause: "expiry", spoil: terms(func(backend.Claim) time.Duration { return 400 * time.Millisecond })},
-	{Name: "the deadline is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onAcquire.grants(halfATermLate)},
-	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-in-time", kind: waits, spoil: onRenew.grants(halfATermLate)},
-	{Name: "a late deadline lets a lease live on", Clause: "expiry-rounded",
-		spoil: deadlines(func(c backend.Claim, called time.Time) time.Time { return called.Add(2 * c.TTL) })},
+	{Name: "terms are cut short", Clause: "expiry",
+		spoil: terms(func(c backend.Claim) time.Duration { return c.TTL * 3 / 4 })},
+	{Name: "the deadline of a renewal is half a term late", Clause: "deadline-in-time", kind: waits,
+		spoil: onRenew.grants(func(o op, g *backend.Grant) { g.Until = g.Until.Add(o.c.TTL / 2) })},
 	{Name: "the deadline counts from the reply", Clause: "link-deadline",
-		spoil: deadlines(func(c backend.Claim, _ time.Time) time.Time { return time.Now().Add(c.TTL - backend.Drift(c.TTL)) })},
+		spoil: deadlines(func(c backend.Claim, _ time.Time) time.Time {
+			return time.Now().Add(c.TTL - backend.Drift(c.TTL))
+		})},
 }
 
-// releaseAny is a release that accepts any token.
-func releaseAny(x *command) (uint64, error) { return x.accepting(anyToken).release() }
-
 var releaseFaults = []Fault{
-	{Name: "Release ignores the token", Clause: "token-whole", spoil: onRelease.inStore(releaseAny)},
-	{Name: "Release compares the token in one command and removes the record in another", Clause: "link-late-release", cost: twice,
+	{Name: "Release compares the token in one command and removes the record in another",
+		Clause: "link-late-release", cost: twice,
 		spoil: spoils(onRelease.inStore((*command).breakKey), onRelease.firstSends(checkIsOwn))},
-	{Name: "Release of a hold that has ended is not an error", Clause: "release-lost break-frees", kind: waits,
+	{Name: "Release of a hold that has ended is not an error",
+		Clause: "release-lost break-frees", kind: waits,
 		spoil: onRelease.turns(backend.ErrLost, nil)},
 	{Name: "the timer of a hold outlives it and ends the next hold", Clause: "release-for-good",
-		spoil: onAcquire.grants(func(d *driver, c backend.Claim, _ *backend.Grant) {
-			time.AfterFunc(c.TTL, func() { d.breakKey(context.Background(), c) })
+		spoil: onAcquire.grants(func(o op, _ *backend.Grant) {
+			time.AfterFunc(o.c.TTL, func() { o.d.breakKey(context.Background(), o.c) })
 		})},
 	{Name: "tokens are compared up to the end of the shorter token", Clause: "token-whole",
 		spoil: accepts(func(_ *driver, c backend.Claim, token string) bool {
@@ -92,18 +82,22 @@ var releaseFaults = []Fault{
 }
 
 var keyFaults = []Fault{
-	{Name: "keys end at a NUL", Clause: "keys-odd", spoil: names(func(key string) string { k, _, _ := strings.Cut(key, "\x00"); return k })},
-	{Name: "long keys are truncated", Clause: "keys-long", spoil: names(func(key string) string { return key[:min(len(key), 255)] })},
-	{Name: "keys are compared without case", Clause: "keys-apart", kind: waits, spoil: names(strings.ToLower)},
-	{Name: "the fence counter is kept under a name that may be a key", Clause: "keys-derived", kind: waits,
+	{Name: "keys end at a NUL", Clause: "keys-odd",
+		spoil: names(func(key string) string { k, _, _ := strings.Cut(key, "\x00"); return k })},
+	{Name: "long keys are truncated", Clause: "keys-long",
+		spoil: names(func(key string) string { return key[:min(len(key), 255)] })},
+	{Name: "keys are compared without case", Clause: "keys-apart", kind: waits,
+		spoil: names(strings.ToLower)},
+	{Name: "the fence counter is kept under a name that may be a key",
+		Clause: "keys-derived", kind: waits,
 		spoil: spoils(changes(countByOne), onRelease.after(nil, func(x *command) {
 			if of, ok := strings.CutSuffix(x.c.Key, ":fence"); ok {
 				x.fences[of] = 0 // the record KEY:fence also contains the fence counter of KEY
 			}
 		}))},
 	{Name: "owners with a separator are refused", Clause: "owners-odd",
-		spoil: onAcquire.first(func(_ context.Context, _ *driver, c backend.Claim) error {
-			if strings.Contains(c.Owner, "#") {
+		spoil: onAcquire.first(func(_ context.Context, o op) error {
+			if strings.Contains(o.c.Owner, "#") {
 				return fmt.Errorf("%w: owner", backend.ErrInvalid)
 			}
 			return nil

@@ -8,14 +8,6 @@ import (
 )
 
 var sharedFaults = []Fault{
-	{Name: "shared claims exclude one another", Clause: "shared-wait-together", kind: waits,
-		spoil: spoils(onAcquire.asks(exclusively), onRenew.asks(exclusively), onRelease.asks(exclusively))},
-	{Name: "a reader is granted without being recorded", Clause: "shared-excludes", kind: waits,
-		spoil: onAcquire.after(nil, func(x *command) {
-			if x.c.Shared && len(x.r.readers) == 1 {
-				x.quit()
-			}
-		})},
 	{Name: "a reader joins a hold that is not shared", Clause: "shared-excludes", kind: waits,
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			if x.c.Shared {
@@ -25,50 +17,31 @@ var sharedFaults = []Fault{
 		})},
 	{Name: "a refusal by readers does not say that they are", Clause: "shared-error", kind: waits,
 		spoil: onAcquire.turns(backend.ErrHeld, &backend.HeldError{})},
-	{Name: "a Wait that is not shared joins readers", Clause: "shared-wait", kind: waits, spoil: joins(false)},
-	{Name: "a shared Wait joins a hold that is not shared", Clause: "shared-wait", kind: waits, spoil: joins(true)},
+	{Name: "a shared Wait joins a hold that is not shared", Clause: "shared-wait", kind: waits,
+		spoil: onLook.inStore(func(x *command) (uint64, error) {
+			if x.c.Shared {
+				return x.give()
+			}
+			return x.look()
+		})},
 	{Name: "the release of one reader frees the key", Clause: "shared-keep", kind: waits,
 		spoil: onRelease.after(nil, func(x *command) { x.r.readers = nil })},
-	{Name: "the key stays held for the longest term although that reader has released", Clause: "shared-terms", kind: waits,
-		spoil: onRelease.inStore(func(x *command) (uint64, error) {
-			last := x.r.lastReader()
-			_, err := x.release()
-			if r := x.get(x.c.Key, x.now); err == nil && len(r.readers) > 0 {
-				r.readers[0].until = last
-			}
-			return 0, err
-		})},
-	{Name: "a renewal prolongs all readers", Clause: "shared-terms", kind: waits,
-		spoil: onRenew.after(nil, func(x *command) {
-			for i := range x.r.readers {
-				x.r.readers[i].until = x.r.lastReader()
-			}
-		})},
-	{Name: "the term of the key follows the newest reader, not the longest", Clause: "shared-terms", kind: waits,
-		spoil: onAcquire.after(nil, func(x *command) { x.endsNoLaterThan(x.now.Add(x.c.TTL)) })},
-	{Name: "a reader gets the fence of the writer before it", Clause: "history-shared", kind: waits,
-		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
-			last := x.fences[x.c.Key]
-			fence, err := x.acquire()
-			if err == nil && x.c.Shared && x.c.Fenced && last > 0 {
-				x.fences[x.c.Key], fence = last, last
-			}
-			return fence, err
-		})},
-	{Name: "a writer that asks again is not served while readers come", Clause: "shared-writer", kind: polls,
+	{Name: "a writer that asks again is not served while readers come",
+		Clause: "shared-writer", kind: polls,
 		spoil: func(d *driver) {
 			sharesToo(d)
 			onAcquire.asks(func(c *backend.Claim) { c.WillRetry = false })(d)
 		}},
-	{Name: "a writer that waits is not served while readers come", Clause: "shared-writer-waits", kind: waits,
+	{Name: "a writer that waits is not served while readers come",
+		Clause: "shared-writer-waits", kind: waits,
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			x.r.writer = queued{}
 			return x.acquire()
 		})},
-	{Name: "a writer that is gone keeps readers out", Clause: "shared-writer-gone leftovers-expired", kind: waits, spoil: placesStay},
-	{Name: "Inspect lists one holder of a shared key", Clause: "shared-inspect", kind: waits,
-		spoil: inspects(func(st *backend.Status) { st.Shared = st.Shared[:min(1, len(st.Shared))] })},
-	{Name: "Inspect returns one holder of a shared key as its owner", Clause: "shared-inspect", kind: waits,
+	{Name: "a writer that is gone keeps readers out",
+		Clause: "shared-writer-gone leftovers-expired", kind: waits, spoil: placesStay},
+	{Name: "Inspect returns one holder of a shared key as its owner",
+		Clause: "shared-inspect", kind: waits,
 		spoil: inspects(func(st *backend.Status) {
 			if len(st.Shared) > 0 {
 				st.Owner = st.Shared[0]
@@ -80,14 +53,16 @@ var sharedFaults = []Fault{
 			x.accepting(anyToken).release()
 			return 0, nil
 		})},
-	{Name: "a writer checks for readers in one command and locks in another", Clause: "history-shared", kind: waits, cost: twice,
+	{Name: "a writer checks for readers in one command and locks in another",
+		Clause: "history-shared", kind: waits, cost: twice,
 		spoil: spoils(onAcquire.inStore(func(x *command) (uint64, error) {
 			if !x.c.Shared && x.r.token == "" {
 				return x.give()
 			}
 			return x.acquire()
 		}), onAcquire.firstSends(checkIsFree))},
-	{Name: "shared claims are obeyed, but Shared is not claimed", Clause: "shared-unclaimed", kind: waits,
+	{Name: "shared claims are obeyed, but Shared is not claimed",
+		Clause: "shared-unclaimed", kind: waits,
 		spoil: claims(func(t *backend.Traits) { t.Shared = false })},
 	{Name: "a renewal does not prolong a shared hold", Clause: "shared-renew-raises", kind: waits,
 		spoil: onRenew.asks(func(c *backend.Claim) {
@@ -95,22 +70,19 @@ var sharedFaults = []Fault{
 				c.TTL = 0
 			}
 		})},
-	{Name: "the term of the key follows the reader that was renewed last", Clause: "shared-terms", kind: waits,
+	{Name: "the term of the key follows the reader that was renewed last",
+		Clause: "shared-terms", kind: waits,
 		spoil: onRenew.after(nil, func(x *command) { x.endsNoLaterThan(x.now.Add(x.c.TTL)) })},
-	{Name: "a shared hold is kept after its release", Clause: "shared-keep", kind: waits,
-		spoil: onRelease.after(nil, func(x *command) {
-			if x.c.Shared && x.c.KeepUntil.After(x.now) {
-				x.r.readers = append(x.r.readers, hold{token: keptToken, until: x.c.KeepUntil})
-			}
-		})},
-	{Name: "readers that waited get the key one after another", Clause: "shared-wait-together", kind: waits,
+	{Name: "readers that waited get the key one after another",
+		Clause: "shared-wait-together", kind: waits,
 		spoil: onLook.inStore(func(x *command) (uint64, error) {
 			if x.c.Shared && len(x.r.readers) > 0 {
 				return 0, x.r.refusal(x.now)
 			}
 			return x.look()
 		})},
-	{Name: "a reader that waits passes a writer that came before it", Clause: "shared-order", kind: orders,
+	{Name: "a reader that waits passes a writer that came before it",
+		Clause: "shared-order", kind: orders,
 		spoil: queues(func(queue []queued) {
 			for i, p := range slices.Backward(queue) {
 				if i > 0 && p.shared && !queue[i-1].shared {
@@ -119,18 +91,6 @@ var sharedFaults = []Fault{
 			}
 		})},
 }
-
-// joins grants the key at once to each Wait whose Claim.Shared equals the argument shared.
-func joins(shared bool) spoil {
-	return onLook.inStore(func(x *command) (uint64, error) {
-		if x.c.Shared == shared {
-			return x.give()
-		}
-		return x.look()
-	})
-}
-
-func exclusively(c *backend.Claim) { c.Shared = false }
 
 // endsNoLaterThan shortens the shared holds of a key that would end after the argument end.
 func (x *command) endsNoLaterThan(end time.Time) {

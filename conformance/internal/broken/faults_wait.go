@@ -9,10 +9,9 @@ import (
 )
 
 var waitFaults = []Fault{
-	{Name: "Wait makes its attempt before it listens, and misses wake-ups", Clause: "wait-woken", kind: waits,
+	{Name: "Wait makes its attempt before it listens, and misses wake-ups",
+		Clause: "wait-woken", kind: waits,
 		spoil: spoils(sleeps(untilTheEnd), watchesLate)},
-	{Name: "a hold by Wait lasts an hour", Clause: "wait-deadline", kind: waits,
-		spoil: onWait.asks(func(c *backend.Claim) { c.TTL = max(c.TTL, time.Hour) })},
 	{Name: "a hold by Wait cannot be renewed", Clause: "wait-free", kind: waits,
 		spoil: onRenew.inStore(func(x *command) (uint64, error) {
 			if _, ok := x.d.granted[x.c.Token]; !ok {
@@ -20,10 +19,11 @@ var waitFaults = []Fault{
 			}
 			return x.renew()
 		})},
-	{Name: "the deadline counts from the beginning of the Wait", Clause: "wait-deadline", kind: waits,
-		spoil: onWait.grants(func(_ *driver, _ backend.Claim, g *backend.Grant) { g.Until = time.Time{} })},
-	{Name: "the deadline of a hold by Wait is half a term late", Clause: "wait-deadline", kind: waits, spoil: onWait.grants(halfATermLate)},
-	{Name: "a driver counts the term of a hold from when it saw the caller wait", Clause: "wait-seen", kind: waits,
+	{Name: "the deadline counts from the beginning of the Wait",
+		Clause: "wait-deadline", kind: waits,
+		spoil: onWait.grants(func(_ op, g *backend.Grant) { g.Until = time.Time{} })},
+	{Name: "a driver counts the term of a hold from when it saw the caller wait",
+		Clause: "wait-seen", kind: waits,
 		spoil: func(d *driver) {
 			seen := map[string]time.Time{}
 			onAcquire.inStore(func(x *command) (uint64, error) {
@@ -36,40 +36,27 @@ var waitFaults = []Fault{
 				return x.acquire()
 			})(d)
 		}},
-	{Name: "a cancelled Wait continues, and its grant has no owner", Clause: "wait-cancelled", kind: waits,
-		spoil: onWait.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-			g, err := next(ctx, c)
-			if err != nil {
-				go next(d.way.store.ended, c)
-			}
-			return g, err
-		})},
-	{Name: "a cancelled Wait leaves its place in the queue", Clause: "wait-cancelled", kind: orders, spoil: spoils(placesStay, neverQuits)},
-	{Name: "a cancelled Wait does not return the store's answer", Clause: "wait-cancelled", kind: waits,
-		spoil: onWait.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
-			g, err := next(ctx, c)
+	{Name: "a cancelled Wait does not return the store's answer",
+		Clause: "wait-cancelled", kind: waits,
+		spoil: onWait.by(func(ctx context.Context, o op) (backend.Grant, error) {
+			g, err := o.next(ctx, o.c)
 			if err != nil && ctx.Err() != nil {
 				err = ctx.Err()
 			}
 			return g, err
 		})},
-	{Name: "a cancelled Wait is reported as an outage", Clause: "wait-cancelled", kind: waits, spoil: onWait.turns(nil, errNoReply)},
-	{Name: "a cancelled Wait is reported as a grant", Clause: "wait-independent", kind: waits, spoil: onWait.turns(nil, nil)},
-	{Name: "Wait ignores its cancellation", Clause: "wait-cancelled", kind: waits,
-		spoil: onWait.by(func(_ context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-			return next(d.way.store.ended, c)
-		})},
-	{Name: "Wait takes the key although its context has ended", Clause: "wait-dead-context", kind: waits,
-		spoil: onWait.first(func(ctx context.Context, d *driver, c backend.Claim) error {
+	{Name: "Wait takes the key although its context has ended",
+		Clause: "wait-dead-context", kind: waits,
+		spoil: onWait.first(func(ctx context.Context, o op) error {
 			if ctx.Err() != nil {
-				d.soundAcquire(context.Background(), c)
+				o.d.soundAcquire(context.Background(), o.c)
 			}
 			return ctx.Err()
 		})},
-	{Name: "a Wait cancelled during its attempt keeps the key", Clause: "wait-cancel-race", kind: waits, spoil: neverQuits},
-	{Name: "a driver waits for only one key at a time", Clause: "wait-independent", kind: waits, spoil: waitInTurn},
-	{Name: "the end of a Wait ends the other Waits of its driver", Clause: "wait-independent", kind: waits, spoil: waitTogether},
-	{Name: "Wait grants no fence", Clause: "fence-grows", kind: waits, spoil: onWait.asks(func(c *backend.Claim) { c.Fenced = false })},
+	{Name: "a Wait cancelled during its attempt keeps the key",
+		Clause: "wait-cancel-race", kind: waits, spoil: neverQuits},
+	{Name: "the end of a Wait ends the other Waits of its driver",
+		Clause: "wait-independent", kind: waits, spoil: waitTogether},
 }
 
 var wakeFaults = []Fault{
@@ -78,15 +65,6 @@ var wakeFaults = []Fault{
 			defer x.unheard()()
 			return x.release()
 		})},
-	{Name: "a caller listens only until the context of Listen ends", Clause: "wake-change", kind: wakes,
-		spoil: func(d *driver) {
-			d.listen = func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
-				_, stop, err := d.soundListen(ctx, c)
-				closed := make(chan struct{})
-				context.AfterFunc(ctx, func() { close(closed) })
-				return closed, stop, err
-			}
-		}},
 	{Name: "only the first shared release wakes", Clause: "wake-shared", kind: wakes,
 		spoil: onRelease.inStore(func(x *command) (uint64, error) {
 			if len(x.r.readers) == 1 {
@@ -94,7 +72,8 @@ var wakeFaults = []Fault{
 			}
 			return x.release()
 		})},
-	{Name: "only the first claim of a caller that waits keeps readers out", Clause: "wake-writer-leaves", kind: wakes,
+	{Name: "only the first claim of a caller that waits keeps readers out",
+		Clause: "wake-writer-leaves", kind: wakes,
 		spoil: onAcquire.inStore(func(x *command) (uint64, error) {
 			first := x.r.writer
 			fence, err := x.acquire()
@@ -102,13 +81,6 @@ var wakeFaults = []Fault{
 				x.r.writer = first
 			}
 			return fence, err
-		})},
-	{Name: "a caller that waits gets no key", Clause: "wait-free wait-woken", kind: wakes,
-		spoil: onAcquire.first(func(_ context.Context, _ *driver, c backend.Claim) error {
-			if c.WillRetry {
-				return backend.ErrHeld
-			}
-			return nil
 		})},
 	{Name: "a caller is not woken although a signal was missed", Clause: "wake-missed", kind: wakes,
 		spoil: func(d *driver) {
@@ -141,12 +113,6 @@ var wakeFaults = []Fault{
 				return wake, stop, nil
 			}
 		}},
-	{Name: "Listen ignores its context", Clause: "wake-down", kind: wakes,
-		spoil: func(d *driver) {
-			d.listen = func(_ context.Context, c backend.Claim) (<-chan struct{}, func(), error) {
-				return d.soundListen(d.way.store.ended, c)
-			}
-		}},
 }
 
 // unheard keeps signals of the key from the callers that listen, until the function end is called.
@@ -177,28 +143,14 @@ func watchesNothing(d *driver) {
 // neverQuits lets a Wait that fails leave its place and its hold in the store.
 func neverQuits(d *driver) { d.quit = func(backend.Claim) {} }
 
-// waitInTurn lets only one Wait of a driver run at a time.
-func waitInTurn(d *driver) {
-	turn := make(chan struct{}, 1)
-	onWait.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
-		select {
-		case turn <- struct{}{}:
-		case <-ctx.Done():
-			return backend.Grant{}, backend.ErrHeld
-		}
-		defer func() { <-turn }()
-		return next(ctx, c)
-	})(d)
-}
-
 // waitTogether ends all Waits of a driver when one of them ends without the key.
 func waitTogether(d *driver) {
 	ended, end := context.WithCancel(d.way.store.ended)
-	onWait.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
+	onWait.by(func(ctx context.Context, o op) (backend.Grant, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(ended, cancel)()
-		g, err := next(ctx, c)
+		g, err := o.next(ctx, o.c)
 		if err != nil {
 			end()
 		}
@@ -207,17 +159,19 @@ func waitTogether(d *driver) {
 }
 
 var orderFaults = []Fault{
-	{Name: "Ordered is claimed, but the last waiter is served first", Clause: "order-of-arrival", kind: orders, spoil: queues(slices.Reverse)},
-	{Name: "Ordered is claimed, but there is no queue", Clause: "order-of-arrival", kind: waits,
-		spoil: claims(func(t *backend.Traits) { t.Ordered = true })},
-	{Name: "a waiter that gives up is replaced by the last in the queue", Clause: "order-kept", kind: orders,
+	{Name: "Ordered is claimed, but the last waiter is served first",
+		Clause: "order-of-arrival", kind: orders, spoil: queues(slices.Reverse)},
+	{Name: "a waiter that gives up is replaced by the last in the queue",
+		Clause: "order-kept", kind: orders,
 		spoil: func(d *driver) {
 			d.quit = func(c backend.Claim) {
 				d.visit(context.Background(), c, func(x *command) {
 					queue := x.r.queue
-					at, last := slices.IndexFunc(queue, func(p queued) bool { return p.token == c.Token }), len(queue)-1
+					at := slices.IndexFunc(queue, func(p queued) bool { return p.token == c.Token })
 					if at >= 0 {
-						queue[at], x.r.queue = queue[last], queue[:last]
+						last := len(queue) - 1
+						queue[at] = queue[last]
+						x.r.queue = queue[:last]
 					}
 				})
 				d.soundQuit(c)
@@ -230,7 +184,8 @@ var orderFaults = []Fault{
 			}
 			return x.give()
 		})},
-	{Name: "the order is kept, but Ordered is not claimed", Clause: "order-not-claimed", kind: orders,
+	{Name: "the order is kept, but Ordered is not claimed",
+		Clause: "order-not-claimed", kind: orders,
 		spoil: claims(func(t *backend.Traits) { t.Ordered = false })},
 }
 

@@ -23,7 +23,7 @@ func spoils(all ...spoil) spoil {
 // part is a method of the driver that faults change.
 type part struct {
 	call  func(d *driver) *call
-	sound func(x *command) (fence uint64, err error) // the command that a correct driver sends
+	sound effect // the command that a correct driver sends
 }
 
 var (
@@ -35,46 +35,55 @@ var (
 	onBreak   = part{func(d *driver) *call { return &d.breakKey }, (*command).breakKey}
 )
 
-// by replaces the call with the function f. The argument next of f is the original call.
-func (p part) by(f func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error)) spoil {
+// op is one call of a part.
+type op struct {
+	d    *driver
+	c    backend.Claim
+	next call // the call that the fault replaces
+}
+
+// by replaces the call with the function f.
+func (p part) by(f func(ctx context.Context, o op) (backend.Grant, error)) spoil {
 	return func(d *driver) {
 		next := *p.call(d)
-		*p.call(d) = func(ctx context.Context, c backend.Claim) (backend.Grant, error) { return f(ctx, d, c, next) }
+		*p.call(d) = func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+			return f(ctx, op{d, c, next})
+		}
 	}
 }
 
 // first lets f run before the call. If f fails, its error is returned, and the call is not made.
-func (p part) first(f func(ctx context.Context, d *driver, c backend.Claim) error) spoil {
-	return p.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-		if err := f(ctx, d, c); err != nil {
+func (p part) first(f func(ctx context.Context, o op) error) spoil {
+	return p.by(func(ctx context.Context, o op) (backend.Grant, error) {
+		if err := f(ctx, o); err != nil {
 			return backend.Grant{}, err
 		}
-		return next(ctx, c)
+		return o.next(ctx, o.c)
 	})
 }
 
 // firstSends is like the method first, but f is a command that the store runs before the call.
-func (p part) firstSends(f func(x *command) (uint64, error)) spoil {
-	return p.first(func(ctx context.Context, d *driver, c backend.Claim) error {
-		_, err := d.send(ctx, c, f)
+func (p part) firstSends(f effect) spoil {
+	return p.first(func(ctx context.Context, o op) error {
+		_, err := o.d.send(ctx, o.c, f)
 		return err
 	})
 }
 
 // asks lets f change the claim of the call.
 func (p part) asks(f func(c *backend.Claim)) spoil {
-	return p.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
-		f(&c)
-		return next(ctx, c)
+	return p.by(func(ctx context.Context, o op) (backend.Grant, error) {
+		f(&o.c)
+		return o.next(ctx, o.c)
 	})
 }
 
 // grants lets f change the grant of a call that succeeded.
-func (p part) grants(f func(d *driver, c backend.Claim, g *backend.Grant)) spoil {
-	return p.by(func(ctx context.Context, d *driver, c backend.Claim, next call) (backend.Grant, error) {
-		g, err := next(ctx, c)
+func (p part) grants(f func(o op, g *backend.Grant)) spoil {
+	return p.by(func(ctx context.Context, o op) (backend.Grant, error) {
+		g, err := o.next(ctx, o.c)
 		if err == nil {
-			f(d, c, &g)
+			f(o, &g)
 		}
 		return g, err
 	})
@@ -82,8 +91,8 @@ func (p part) grants(f func(d *driver, c backend.Claim, g *backend.Grant)) spoil
 
 // fails lets f replace the error of a call that failed.
 func (p part) fails(f func(err error) error) spoil {
-	return p.by(func(ctx context.Context, _ *driver, c backend.Claim, next call) (backend.Grant, error) {
-		g, err := next(ctx, c)
+	return p.by(func(ctx context.Context, o op) (backend.Grant, error) {
+		g, err := o.next(ctx, o.c)
 		if err != nil {
 			err = f(err)
 		}
@@ -102,9 +111,9 @@ func (p part) turns(from, to error) spoil {
 }
 
 // inStore lets the call send the command f.
-func (p part) inStore(f func(x *command) (fence uint64, err error)) spoil {
-	return p.by(func(ctx context.Context, d *driver, c backend.Claim, _ call) (backend.Grant, error) {
-		return d.send(ctx, c, f)
+func (p part) inStore(f effect) spoil {
+	return p.by(func(ctx context.Context, o op) (backend.Grant, error) {
+		return o.d.send(ctx, o.c, f)
 	})
 }
 
@@ -135,7 +144,9 @@ func deadlines(f func(c backend.Claim, called time.Time) time.Time) spoil {
 
 // accepts lets f decide whether a claim has the token of a hold.
 func accepts(f func(d *driver, c backend.Claim, token string) bool) spoil {
-	return func(d *driver) { d.mine = func(c backend.Claim, token string) bool { return f(d, c, token) } }
+	return func(d *driver) {
+		d.mine = func(c backend.Claim, token string) bool { return f(d, c, token) }
+	}
 }
 
 // claims lets f change the Traits.
@@ -167,18 +178,24 @@ func inspects(f func(st *backend.Status)) spoil {
 }
 
 // listsBy replaces List by the function f. The argument next of f is the original List.
-func listsBy(f func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq) spoil {
+func listsBy(f func(ctx context.Context, d *driver, prefix string, next lists) seq) spoil {
 	return func(d *driver) {
-		next := d.list
+		list := d.list
 		d.list = func(ctx context.Context, prefix string, timeout time.Duration) seq {
-			return f(ctx, d, prefix, func(ctx context.Context, prefix string) seq { return next(ctx, prefix, timeout) })
+			next := func(ctx context.Context, prefix string) seq {
+				return list(ctx, prefix, timeout)
+			}
+			return f(ctx, d, prefix, next)
 		}
 	}
 }
 
+// lists is a List with the timeout of its caller.
+type lists = func(ctx context.Context, prefix string) seq
+
 // yieldsBy lets f replace the yield function of each loop over a list.
 func yieldsBy(f func(d *driver, yield yield) yield) spoil {
-	return listsBy(func(ctx context.Context, d *driver, prefix string, next func(context.Context, string) seq) seq {
+	return listsBy(func(ctx context.Context, d *driver, prefix string, next lists) seq {
 		return func(yield yield) { next(ctx, prefix)(f(d, yield)) }
 	})
 }
@@ -186,18 +203,26 @@ func yieldsBy(f func(d *driver, yield yield) yield) spoil {
 // yields lets f change each entry of a list. If f returns false, the entry is dropped.
 func yields(f func(d *driver, e *backend.Entry) bool) spoil {
 	return yieldsBy(func(d *driver, yield yield) yield {
-		return func(e backend.Entry, err error) bool { return err == nil && !f(d, &e) || yield(e, err) }
+		return func(e backend.Entry, err error) bool {
+			if err == nil && !f(d, &e) {
+				return true
+			}
+			return yield(e, err)
+		}
 	})
 }
 
 // shows lets f change each status that Inspect and List return.
 func shows(f func(st *backend.Status)) spoil {
-	return spoils(inspects(f), yields(func(_ *driver, e *backend.Entry) bool { f(&e.Status); return true }))
+	return spoils(inspects(f), yields(func(_ *driver, e *backend.Entry) bool {
+		f(&e.Status)
+		return true
+	}))
 }
 
-func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done func(int, backend.Grant, error))) spoil {
+func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done answer)) spoil {
 	return func(d *driver) {
-		d.renew = func(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+		d.renew = func(ctx context.Context, cs []backend.Claim, done answer) {
 			f(ctx, d, cs, done)
 		}
 	}

@@ -28,7 +28,7 @@ type store struct {
 	ways     map[string]*way // maps addresses, which Open receives, to connection paths
 	commands atomic.Int64
 	flushes  atomic.Int64             // how often Flush was called
-	changed  map[string]chan struct{} // for each key: a channel that is closed when the key may be free
+	changed  map[string]chan struct{} // for each key: closed when the key may be free
 	ended    context.Context          // ends with the store, and ends goroutines of faults
 	end      context.CancelFunc
 
@@ -69,13 +69,16 @@ func newStore() *store {
 	s.ended, s.end = context.WithCancel(context.Background())
 
 	// Use the clock, so that fences grow even if the last fence is lost.
-	s.count = func(last uint64, now time.Time) uint64 { return max(last+1, uint64(now.UnixMicro())) }
+	s.count = func(last uint64, now time.Time) uint64 {
+		return max(last+1, uint64(now.UnixMicro()))
+	}
 	s.lose = func(data bool) {
 		if !data {
 			clear(s.keys)
 			clear(s.fences)
 		}
 	}
+
 	return s
 }
 
@@ -119,11 +122,13 @@ func (s *store) get(key string, now time.Time) *record {
 		r = &record{}
 		s.keys[key] = r
 	}
+
 	for _, h := range r.holds() {
 		if h.token != "" && !now.Before(h.until) {
 			h.token, r.barred = "", h.until.Add(s.delay)
 		}
 	}
+
 	r.readers = slices.DeleteFunc(r.readers, func(h hold) bool { return h.token == "" })
 	r.queue = slices.DeleteFunc(r.queue, func(p queued) bool { return !now.Before(p.alive) })
 	if !now.Before(r.writer.alive) {
@@ -173,7 +178,8 @@ func (s *store) watch(key string) <-chan struct{} {
 
 func (r *record) refusal(now time.Time) error {
 	if len(r.readers) > 0 {
-		return &backend.HeldError{RetryAfter: r.lastReader().Sub(now), Owner: r.readers[0].owner, Shared: true}
+		rest := r.lastReader().Sub(now)
+		return &backend.HeldError{RetryAfter: rest, Owner: r.readers[0].owner, Shared: true}
 	}
 	if r.token == "" {
 		return &backend.HeldError{}
@@ -206,6 +212,9 @@ type command struct {
 	mine func(token string) bool // accepts the token of the claim's own hold
 }
 
+// effect is what a command does in the store. Only a grant has a fence.
+type effect = func(x *command) (fence uint64, err error)
+
 // accepting lets the function mine decide which tokens x accepts.
 func (x *command) accepting(mine func(token string) bool) *command { x.mine = mine; return x }
 
@@ -227,6 +236,7 @@ func (x *command) give() (fence uint64, err error) {
 		x.fences[x.c.Key] = x.count(x.fences[x.c.Key], x.now)
 		fence = x.fences[x.c.Key]
 	}
+
 	h := hold{x.c.Token, x.c.Owner, x.now, x.now.Add(x.c.TTL), fence}
 	if x.c.Shared {
 		x.r.readers = append(x.r.readers, h)
@@ -238,7 +248,8 @@ func (x *command) give() (fence uint64, err error) {
 
 // acquire grants the key if no other token holds it and no other token waits for it.
 func (x *command) acquire() (fence uint64, err error) {
-	if !x.r.free(x.c) || len(x.r.queue) > 0 || x.now.Before(x.r.barred) || x.c.Shared && x.r.writer.token != "" {
+	wanted := len(x.r.queue) > 0 || x.c.Shared && x.r.writer.token != ""
+	if wanted || !x.r.free(x.c) || x.now.Before(x.r.barred) {
 		return 0, x.refuse(x.c.WillRetry)
 	}
 	x.d.granted[x.c.Token] = x.c
@@ -249,7 +260,9 @@ func (x *command) acquire() (fence uint64, err error) {
 // the claim. Otherwise, if the driver keeps the order of arrival, the claim takes or keeps its
 // place. A poll of a claim that already holds the key is granted the key again.
 func (x *command) look() (fence uint64, err error) {
-	r, c, inQueue := x.r, x.c, x.d.kind == orders
+	r := x.r
+	c := x.c
+	inQueue := x.d.kind == orders
 	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {
 		return h.fence, nil
 	}
@@ -265,16 +278,19 @@ func (x *command) look() (fence uint64, err error) {
 	if !inQueue && c.Shared && r.writer.token != "" {
 		first = false
 	}
+
 	if r.free(c) && first {
 		if at >= 0 {
 			r.queue = slices.Delete(r.queue, at, at+1)
 		}
+
 		return x.give()
 	}
 
 	if !inQueue {
 		return 0, x.refuse(true)
 	}
+
 	if at < 0 {
 		at = len(r.queue)
 		r.queue = append(r.queue, queued{})
@@ -291,6 +307,7 @@ func (x *command) quit() {
 			h.token = ""
 		}
 	}
+
 	if x.r.writer.token == x.c.Token {
 		x.r.writer = queued{}
 	}
@@ -337,12 +354,17 @@ const keptToken = "(kept)"
 func (s *store) inspect(key string, now time.Time) (st backend.Status) {
 	r := s.get(key, now)
 	if r.token != "" {
-		st = backend.Status{Held: true, Owner: r.owner, Since: r.since, TTL: r.until.Sub(now), Fence: r.fence}
+		st = backend.Status{Held: true, Owner: r.owner, Since: r.since, Fence: r.fence}
+		st.TTL = r.until.Sub(now)
 	}
+
 	for _, h := range r.readers {
-		st.Held, st.TTL, st.Fence = true, r.lastReader().Sub(now), max(st.Fence, h.fence)
+		st.Held = true
+		st.TTL = r.lastReader().Sub(now)
+		st.Fence = max(st.Fence, h.fence)
 		st.Shared = append(st.Shared, h.owner)
 	}
+
 	for _, p := range r.queue {
 		st.Waiters = append(st.Waiters, p.owner)
 	}
@@ -363,6 +385,7 @@ func (s *store) list(prefix, after string, n int, now time.Time) (page []backend
 			return page, true
 		}
 	}
+
 	return page, false
 }
 
@@ -379,13 +402,16 @@ func (s *store) entries() (all []string) {
 				all = append(all, "hold of "+key)
 			}
 		}
+
 		if r.writer.token != "" {
 			all = append(all, "intent of "+r.writer.owner+" for "+key)
 		}
+
 		for _, p := range r.queue {
 			all = append(all, "place of "+p.owner+" for "+key)
 		}
 	}
+
 	return all
 }
 
@@ -399,12 +425,17 @@ type way struct {
 	mu          sync.Mutex // guards the fields below
 	state       conformance.LinkState
 	changed     chan struct{}         // closed and replaced when state changes
-	nextState   conformance.LinkState // the state after repliesLeft more replies; Up if no change is due
-	repliesLeft int
+	nextState   conformance.LinkState // Up if no change is due
+	repliesLeft int                   // how many more replies are carried before nextState
 }
 
 func newWay(s *store) *way {
-	return &way{store: s, state: conformance.Up, nextState: conformance.Up, changed: make(chan struct{})}
+	return &way{
+		store:     s,
+		state:     conformance.Up,
+		changed:   make(chan struct{}),
+		nextState: conformance.Up,
+	}
 }
 
 func (w *way) set(state conformance.LinkState) {
@@ -419,7 +450,8 @@ func (w *way) setAfter(replies int, state conformance.LinkState) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.setLocked(conformance.Up)
-	w.nextState, w.repliesLeft = state, replies
+	w.nextState = state
+	w.repliesLeft = replies
 }
 
 // count counts a carried reply. It begins the state that setAfter has set, when that is due.
@@ -429,9 +461,10 @@ func (w *way) count() {
 	if w.nextState == conformance.Up {
 		return
 	}
-	if w.repliesLeft--; w.repliesLeft < 0 {
-		w.state, w.nextState = w.nextState, conformance.Up
-		w.setLocked(w.state)
+	w.repliesLeft--
+	if w.repliesLeft < 0 {
+		w.setLocked(w.nextState)
+		w.nextState = conformance.Up
 	}
 }
 
@@ -458,9 +491,11 @@ func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 	if _, _, err := w.carries(ctx, errRefused); err != nil {
 		return err
 	}
+
 	if err := pause(ctx, latency); err != nil {
 		return err // the request was not sent
 	}
+
 	if err := w.store.do(f); err != nil {
 		return err
 	}
@@ -487,7 +522,9 @@ func (w *way) call(ctx context.Context, f func(now time.Time)) error {
 
 // carries waits until the link is not Hung. It returns the link's state, and the channel that is
 // closed when the state changes. If the link is Down, the error is the argument down.
-func (w *way) carries(ctx context.Context, down error) (state conformance.LinkState, changed <-chan struct{}, err error) {
+func (w *way) carries(
+	ctx context.Context, down error,
+) (state conformance.LinkState, changed <-chan struct{}, err error) {
 	for {
 		switch state, changed = w.now(); state {
 		case conformance.Down:
@@ -509,8 +546,17 @@ func (w *way) carries(ctx context.Context, down error) (state conformance.LinkSt
 func (s *store) link() *conformance.Link {
 	w := newWay(s)
 	var name string
-	s.locked(func() { name = fmt.Sprintf("link %d", len(s.ways)); s.ways[name] = w })
-	return &conformance.Link{Store: name, Set: w.set, SetAfter: w.setAfter, Close: func() { w.set(conformance.Down) }}
+	s.locked(func() {
+		name = fmt.Sprintf("link %d", len(s.ways))
+		s.ways[name] = w
+	})
+
+	return &conformance.Link{
+		Store:    name,
+		Set:      w.set,
+		SetAfter: w.setAfter,
+		Close:    func() { w.set(conformance.Down) },
+	}
 }
 
 func (s *store) endConnections() {
