@@ -50,33 +50,11 @@ func TestAPI(t *testing.T) {
 	t.Error("the exported API differs from api.txt; if that is meant, run: make api.txt")
 }
 
-// Each of these words has one meaning in hasp, so at most one type has it as its name.
-func TestAWordNamesOneType(t *testing.T) {
-	words := strings.Fields(`answer ballot beat crowd gap intent lane lead line mark outcome pace place
-		flight row silence survey ticket turn vote`)
-	named := map[string]string{}
-	sources(t, func(path string, f *ast.File) {
-		for _, decl := range f.Decls {
-			d, ok := decl.(*ast.GenDecl)
-			if !ok || d.Tok != token.TYPE {
-				continue
-			}
-			for _, s := range d.Specs {
-				name := s.(*ast.TypeSpec).Name.Name
-				if other := named[name]; other != "" && slices.Contains(words, name) {
-					t.Errorf("%s and %s each have a type %s", other, path, name)
-				}
-				named[name] = path
-			}
-		}
-	}, "testdata")
-}
-
 // exported returns the exported declarations of all packages that others can import, as sorted
 // lines.
 func exported(t *testing.T) []byte {
 	var lines []string
-	sources(t, func(_ string, f *ast.File) {
+	sources(t, func(f *ast.File) {
 		ast.FileExports(f)
 		for _, decl := range f.Decls {
 			for _, l := range declared(decl) {
@@ -90,7 +68,7 @@ func exported(t *testing.T) []byte {
 
 // sources calls f for each Go file of the repository that is no test. It leaves out the directories
 // whose name is in without.
-func sources(t *testing.T, f func(path string, file *ast.File), without ...string) {
+func sources(t *testing.T, f func(file *ast.File), without ...string) {
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -104,7 +82,7 @@ func sources(t *testing.T, f func(path string, file *ast.File), without ...strin
 		}
 		file, err := parser.ParseFile(positions, path, nil, 0)
 		if err == nil {
-			f(path, file)
+			f(file)
 		}
 		return err
 	})

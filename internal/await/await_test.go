@@ -6,8 +6,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/hasplock/hasp/internal/stall"
 )
 
 // double is a testing.TB that records how the test ended.
@@ -50,8 +48,6 @@ func takes(times ...time.Duration) func() string {
 }
 
 func TestEnds(t *testing.T) {
-	never := errors.New("never")
-	calls := 0
 	for name, c := range map[string]struct {
 		f     func(t testing.TB)
 		end   string
@@ -65,13 +61,11 @@ func TestEnds(t *testing.T) {
 		"the probe is always slow": {func(t testing.TB) {
 			Undisturbed(t, time.Second, func() { time.Sleep(2 * time.Second) }, func() string { return "wrong" })
 		}, "skip", 40 * time.Second},
-		"an event":        {func(t testing.TB) { Until(t, "it", func() bool { calls++; return calls == 2 }) }, "", time.Millisecond},
-		"no event":        {func(t testing.TB) { Until(t, "it", func() bool { return false }) }, "fail: it: not within 1m30s: it is not so", Patience},
-		"no success":      {func(t testing.TB) { Success(t, "it", func() error { return never }) }, "fail: it: not within 1m30s: never", Patience},
-		"a return":        {func(t testing.TB) { Return(t, "it", func() { time.Sleep(time.Second) }) }, "", time.Second},
-		"no return":       {func(t testing.TB) { Return(t, "it", func() { time.Sleep(time.Hour) }) }, "fail: it does not return", Patience},
-		"an error":        {func(t testing.TB) { Must(t, never) }, "fail: never", 0},
-		"not of an error": {func(t testing.TB) { Must(t, nil) }, "", 0},
+		"no event": {func(t testing.TB) { Until(t, "it", func() bool { return false }) },
+			"fail: it: not within 1m30s: it is not so", Patience},
+		"no return": {func(t testing.TB) { Return(t, "it", func() { time.Sleep(time.Hour) }) },
+			"fail: it does not return", Patience},
+		"an error": {func(t testing.TB) { Must(t, errors.New("never")) }, "fail: never", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -83,20 +77,4 @@ func TestEnds(t *testing.T) {
 			})
 		})
 	}
-}
-
-// If the process runs all the time, there is no stall. The time that a probe takes counts as one.
-func TestStall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		stop := stall.Watch(nil)
-		time.Sleep(time.Minute)
-		if d := stop(); d > 0 {
-			t.Errorf("a stall of %v", d)
-		}
-		stop = stall.Watch(func() { time.Sleep(time.Second) })
-		time.Sleep(5 * time.Second)
-		if d := stop(); d < time.Second-20*time.Millisecond || d > time.Second {
-			t.Errorf("a stall of %v, want the time of the probe", d)
-		}
-	})
 }

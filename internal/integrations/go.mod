@@ -24,10 +24,11 @@ require (
 	github.com/robfig/cron/v3 v3.0.1
 	go.opentelemetry.io/otel v1.47.0
 	go.opentelemetry.io/otel/exporters/prometheus v0.69.0
-	go.opentelemetry.io/otel/sdk v1.47.0
 	go.opentelemetry.io/otel/sdk/metric v1.47.0
 	go.yaml.in/yaml/v3 v3.0.6
 )
+
+require go.opentelemetry.io/otel/sdk v1.47.0 // indirect
 
 require (
 	filippo.io/edwards25519 v1.2.0 // indirect

@@ -71,21 +71,18 @@ func TestPagesShowTheCode(t *testing.T) {
 	}
 }
 
-func TestGocronLocker(t *testing.T) {
+// Package gocronhasp tests what a Locker and an Elector do. This test finds that gocron accepts
+// the schedules of the page.
+func TestGocronAcceptsTheSchedules(t *testing.T) {
 	t.Parallel()
-	ran := make(chan bool, 2)
-	url := store(t)
-	for range 2 {
-		s := await.Value(scheduleOnce(open(t, url, nil), func() { ran <- true }))
-		defer s.Shutdown()
-		s.Start()
-		must(t, s.Jobs()[0].RunNow()) // do not wait for the next minute
-	}
-	await.Return(t, "the job", func() { <-ran })
-	time.Sleep(500 * time.Millisecond)
-	if len(ran) > 0 {
-		t.Error("both processes ran the job")
-	}
+	c := open(t, store(t), nil)
+	once := await.Value(scheduleOnce(c, func() {}))
+	must(t, once.Shutdown())
+
+	s, elector, err := scheduleOnLeader(t.Context(), c)
+	must(t, err)
+	must(t, s.Shutdown())
+	must(t, elector.Close())
 }
 
 // Three processes, which have started at different times, run the job once in each period.
@@ -109,15 +106,6 @@ func TestGocronDurationJob(t *testing.T) {
 			t.Errorf("%d runs in 10 periods", n)
 		}
 	})
-}
-
-func TestGocronElector(t *testing.T) {
-	t.Parallel()
-	s, e, err := scheduleOnLeader(t.Context(), open(t, store(t), nil))
-	must(t, err)
-	await.Until(t, "the only process leads", func() bool { return e.IsLeader(t.Context()) == nil })
-	must(t, s.Shutdown())
-	must(t, e.Close())
 }
 
 // Two processes want to run a job at each tick. The second clock is behind.
