@@ -52,11 +52,16 @@ func (e *env) spawn() *child {
 	})
 
 	// The child sends the first reply without a request.
-	err = e.try(func() { must(e.arrives("the start of this program as a child", e.begin(p.reply))) })
+	err = e.try(func() {
+		must(e.arrives("the start of this program as a child", e.begin(p.reply)))
+	})
+
 	if err != nil {
 		printed, _ := os.ReadFile(log.Name())
-		fail("%w; does it come to this Check or Run with the arguments %q? It printed:\n%s", err, args, printed)
+		fail("%w; does it come to this Check or Run with the arguments %q? It printed:\n%s", err,
+			args, printed)
 	}
+
 	return p
 }
 
@@ -148,13 +153,17 @@ func serveIfChild(ctx context.Context, h Harness) error {
 	if !Child() {
 		return nil
 	}
+
 	var spec childSpec
 	if _, args := crew.Role(); json.Unmarshal([]byte(strings.Join(args, "")), &spec) != nil {
 		return fmt.Errorf("conformance: a child gets %q", args)
 	}
+
 	if spec.Name != h.Name {
-		return fmt.Errorf("conformance: this process is a child of harness %q, not of %q", spec.Name, h.Name)
+		return fmt.Errorf("conformance: this process is a child of harness %q, not of %q",
+			spec.Name, h.Name)
 	}
+
 	if h.Open == nil {
 		return errors.New("conformance: Harness.Open is nil")
 	}
@@ -207,6 +216,7 @@ func (a *agent) do(ctx context.Context, rq request) error {
 		if err == nil {
 			a.leases[c.Token] = lease
 		}
+
 		return err
 	case "err":
 		return a.leases[c.Token].Err()

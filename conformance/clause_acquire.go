@@ -17,7 +17,8 @@ var acquireClauses = []clause{
 	{name: "traits-constant", says: saysTraits, check: pair(traitsConstant),
 		why: "Traits never change; Ordered drivers are Waiters, and no driver is both a Waiter and a Waker."},
 	{name: "acquire-excludes", says: saysNever, check: pair(acquireExcludes),
-		why: "Acquire of a held key returns ErrHeld, even to a token of the same driver and owner. After the release the key is granted."},
+		why: "Acquire of a held key returns ErrHeld, even to a token of the same driver and " +
+			"owner. After the release the key is granted."},
 	{name: "acquire-one-winner", says: saysOneHolder, check: acquireOneWinner,
 		why: "At most one of many simultaneous attempts is granted."},
 	{name: "acquire-held-details", says: saysRetryAfter, check: pair(acquireHeldDetails),
@@ -25,11 +26,13 @@ var acquireClauses = []clause{
 	{name: "acquire-max-ttl", need: limited, says: saysMaxTTL, check: acquireMaxTTL,
 		why: "A term of Traits.MaxTTL is granted. A longer one is ErrInvalid."},
 	{name: "acquire-dead-context", says: saysCtx, check: acquireDeadContext,
-		why: "If its context has ended, Acquire of a free key does not return ErrHeld. A Release of its token removes all that it leaves."},
+		why: "If its context has ended, Acquire of a free key does not return ErrHeld. A Release " +
+			"of its token removes all that it leaves."},
 }
 
 func takesAndReleases(e *env) {
-	d, key := e.open(), e.key()
+	d := e.open()
+	key := e.key()
 	for range 2 {
 		must(d.granted(key))
 	}
@@ -46,7 +49,8 @@ func traitsConstant(e *env, a, b *driver) {
 	require(waits || !first.Ordered, "Ordered by its Traits, but not a Waiter")
 	require(!waits || !e.waker, "both a Waiter and a Waker")
 	known := []backend.Reach{backend.Process, backend.Host, backend.Network}
-	require(slices.Contains(known, first.Reach), "reach %v is none of process, host and network", first.Reach)
+	require(slices.Contains(known, first.Reach),
+		"reach %v is none of process, host and network", first.Reach)
 }
 
 func acquireExcludes(e *env, a, b *driver) {
@@ -61,7 +65,8 @@ func acquireExcludes(e *env, a, b *driver) {
 }
 
 func acquireOneWinner(e *env) {
-	drivers, key := e.drivers(), e.key()
+	drivers := e.drivers()
+	key := e.key()
 	for round := range 15 {
 		// The goroutines begin together, so that their attempts reach the store at the same time.
 		start := make(chan struct{})
@@ -69,10 +74,12 @@ func acquireOneWinner(e *env) {
 
 		winners := make(chan func(), 12) // each function releases one hold
 		must(e.each(12, func(i int) {
-			d, c := drivers[i%len(drivers)], e.claimOf(key, e.long)
+			d := drivers[i%len(drivers)]
+			c := e.claimOf(key, e.long)
 			<-start
 			_, err := d.acquire(c)
-			require(err == nil || errors.Is(err, backend.ErrHeld), "one of many attempts: %q, want a grant or ErrHeld", err)
+			require(err == nil || errors.Is(err, backend.ErrHeld),
+				"one of many attempts: %q, want a grant or ErrHeld", err)
 			if err == nil {
 				winners <- func() { d.give(c) }
 			}
@@ -97,7 +104,8 @@ func acquireHeldDetails(e *env, a, b *driver) {
 	}
 
 	// Allow a second, because a store may count terms in whole seconds.
-	require(he.RetryAfter >= 0 && he.RetryAfter <= c.TTL+time.Second, "%v left of a term of %v", he.RetryAfter, c.TTL)
+	require(he.RetryAfter >= 0 && he.RetryAfter <= c.TTL+time.Second,
+		"%v left of a term of %v", he.RetryAfter, c.TTL)
 	require(he.Owner == "" || he.Owner == c.Owner, "held by %q, want %q", he.Owner, c.Owner)
 }
 
@@ -109,11 +117,16 @@ func acquireMaxTTL(e *env) {
 }
 
 func acquireDeadContext(e *env) {
-	a, b, ctx := e.open(), e.open(), e.deadContext()
+	a := e.open()
+	b := e.open()
+	ctx := e.deadContext()
 	for range 5 {
 		c := e.claim(e.long)
-		err := e.within("Acquire with a context that has ended", func() error { return errOf(a.Acquire(ctx, c)) })
-		require(!definite(err), "acquire a free key with a context that has ended: %q, want the context's error or a grant", err)
+		err := e.within("Acquire with a context that has ended", func() error {
+			return errOf(a.Acquire(ctx, c))
+		})
+		require(!definite(err), "acquire a free key with a context that has ended: "+
+			"%q, want the context's error or a grant", err)
 		e.undone(a, b, c, err)
 	}
 }
@@ -129,10 +142,12 @@ func (e *env) undone(d, other *driver, c backend.Claim, err error) {
 		}
 		return other.granted(c.Key)
 	}
+
 	err = undo()
 	if errors.Is(err, backend.ErrHeld) {
 		e.sleep(e.timeout)
 		err = undo()
 	}
+
 	mustf(err, "after a call of unknown outcome, and %v for its clean-up", e.timeout)
 }

@@ -14,10 +14,14 @@ import (
 // the call of its release, a caller knows that it holds a key. A ledger compares what the callers
 // know.
 var historyClauses = []clause{
-	{name: "history-driver", says: saysOneHolder, check: func(e *env) { e.users(false).byDrivers(e.drivers()) },
-		why: "Of simultaneous attempts, no two get the key together. A renewal succeeds until the release, and not after it. A refusal has a reason. Fences grow."},
-	{name: "history-locker", says: saysHasp, check: func(e *env) { e.users(false).byClients(e.clients()) },
-		why: "The callers of several Clients hold a key one at a time. A TryLock is refused only if another wants the key. Fences grow."},
+	{name: "history-driver", says: saysOneHolder,
+		check: func(e *env) { e.users(false).byDrivers(e.drivers()) },
+		why: "Of simultaneous attempts, no two get the key together. A renewal succeeds until " +
+			"the release, and not after it. A refusal has a reason. Fences grow."},
+	{name: "history-locker", says: saysHasp,
+		check: func(e *env) { e.users(false).byClients(e.clients()) },
+		why: "The callers of several Clients hold a key one at a time. A TryLock is refused " +
+			"only if another wants the key. Fences grow."},
 	{name: "history-shared", need: shares, says: saysTogether, check: historyShared,
 		why: "Of simultaneous attempts, shared and others, none that is not shared gets the key beside another."},
 }
@@ -88,7 +92,8 @@ func (v *visit) got(fence uint64) {
 	if v.kind == kindOf(true) {
 		least = v.least
 	}
-	require(fence == 0 || fence > least, "fence %d (shared: %v) after %d", fence, v.kind == kindOf(true), least)
+	require(fence == 0 || fence > least,
+		"fence %d (shared: %v) after %d", fence, v.kind == kindOf(true), least)
 	v.fence = max(v.fence, fence)
 }
 
@@ -111,7 +116,8 @@ func (v *visit) refused() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	require(v.others > 0 || v.rivals(v.ledger.begun) != v.begun,
-		"an attempt (shared: %v) was refused, although no other caller had asked for the key", v.kind == kindOf(true))
+		"an attempt (shared: %v) was refused, although no other caller had asked for the key",
+		v.kind == kindOf(true))
 }
 
 // users describes many callers, all of which use the same two keys.
@@ -125,7 +131,8 @@ type users struct {
 }
 
 func (e *env) users(shared bool) *users {
-	c := &users{e: e, shared: shared, fenced: e.traits.Fenced, keys: [2]string{e.key(), e.key()}, ledger: [2]*ledger{{}, {}}}
+	c := &users{e: e, shared: shared, fenced: e.traits.Fenced, keys: [2]string{e.key(), e.key()},
+		ledger: [2]*ledger{{}, {}}}
 	if shared {
 		c.keep = 4 * time.Millisecond
 	}
@@ -149,7 +156,8 @@ func (c *users) byDrivers(drivers []*driver) {
 func (c *users) useDriver(d *driver) {
 	key, l, shared := c.draw()
 	claim := c.e.claimOf(key, c.e.long)
-	claim.Fenced, claim.Shared = c.fenced && rand.N(2) == 0, shared
+	claim.Fenced = c.fenced && rand.N(2) == 0
+	claim.Shared = shared
 	v := l.begin(shared)
 	defer v.over()
 	g, err := d.acquire(claim)
@@ -158,11 +166,13 @@ func (c *users) useDriver(d *driver) {
 		d.lost(claim, "an attempt that was refused")
 		return
 	}
+
 	mustf(err, "one of many attempts")
 	v.got(g.Fence)
 	if rand.N(2) == 0 {
 		mustf(d.renews(claim), "renewal by one of many callers")
 	}
+
 	v.left()
 	mustf(d.release(claim), "release by one of many callers")
 	d.lost(claim, "a hold that was released")
@@ -183,13 +193,16 @@ func (c *users) useClient(client *hasp.Client) {
 	if c.fenced && rand.N(2) == 0 {
 		opts = append(opts, hasp.WithFence())
 	}
+
 	if shared {
 		opts = append(opts, hasp.WithShared())
 	}
+
 	lock := client.TryLock
 	if rand.N(3) == 0 {
 		lock = client.Lock
 	}
+
 	v := l.begin(shared)
 	defer v.over()
 	lease, err := lock(c.e.ctx, key, opts...)
@@ -197,11 +210,13 @@ func (c *users) useClient(client *hasp.Client) {
 		v.refused()
 		return
 	}
+
 	mustf(err, "Lock or TryLock by one of many callers")
 	v.got(lease.Fence())
 	if c.keep > 0 {
 		c.e.sleep(rand.N(c.keep))
 	}
+
 	v.left()
 	mustf(lease.Unlock(c.e.ctx), "Unlock by one of many callers")
 }

@@ -10,11 +10,13 @@ import (
 
 var keepClauses = append(given(keeps, []clause{
 	{name: "keep-refuses", says: saysKeeps, check: pair(keepRefuses),
-		why: "A Release with KeepUntil leaves the key taken until then, also for Inspect and List. Then others get it."},
+		why: "A Release with KeepUntil leaves the key taken until then, also for Inspect and " +
+			"List. Then others get it."},
 	{name: "keep-end", says: saysKeepEnds, check: pair(keepEnd),
 		why: "KeepUntil ends a longer term sooner, and a shorter term later."},
 	{name: "keep-loses", says: saysKeepLoses, check: pair(keepLoses),
-		why: "After a Release with KeepUntil, a late Renew returns ErrLost and prolongs nothing, and a repeated Release, with it or without, frees nothing early."},
+		why: "After a Release with KeepUntil, a late Renew returns ErrLost and prolongs nothing, " +
+			"and a repeated Release, with it or without, frees nothing early."},
 	{name: "keep-past", says: saysKeepPast, check: pair(keepPast),
 		why: "If KeepUntil has passed, Release frees the key immediately."},
 	{name: "keep-wait", need: waiter, says: saysKeepWait, check: pair(keepWait),
@@ -23,7 +25,8 @@ var keepClauses = append(given(keeps, []clause{
 		why: "A Break frees a key that was released with KeepUntil."},
 }),
 	clause{name: "keep-unclaimed", need: unkept, says: saysKeepIgnored, check: pair(keepUnclaimed),
-		why: "A driver without MinHold frees the key although KeepUntil is set, and WithMinHold is errors.ErrUnsupported."})
+		why: "A driver without MinHold frees the key although KeepUntil is set, and WithMinHold " +
+			"is errors.ErrUnsupported."})
 
 // keptFor returns c with a KeepUntil of time.Now() + d.
 func keptFor(c backend.Claim, d time.Duration) backend.Claim {
@@ -41,7 +44,8 @@ func (d *driver) taken(key string, rest time.Duration) {
 	// Allow a second, because a store may count terms in whole seconds.
 	var held *backend.HeldError
 	if errors.As(err, &held) {
-		require(held.RetryAfter <= rest+time.Second, "a refusal for %v, want %v at most", held.RetryAfter, rest)
+		require(held.RetryAfter <= rest+time.Second,
+			"a refusal for %v, want %v at most", held.RetryAfter, rest)
 	}
 }
 
@@ -73,14 +77,20 @@ func (d *driver) keptHold(ttl, rest time.Duration) backend.Claim {
 func keepRefuses(e *env, a, b *driver) {
 	c := a.keptHold(3*e.term, 2*e.term)
 	for _, d := range []*driver{a, b} {
-		requireInTime(time.Until(c.KeepUntil) > e.term/2, "%v until the end of KeepUntil", time.Until(c.KeepUntil))
+		requireInTime(time.Until(c.KeepUntil) > e.term/2,
+			"%v until the end of KeepUntil", time.Until(c.KeepUntil))
 		d.taken(c.Key, 2*e.term)
 	}
+
 	for call, s := range a.statuses(c.Key) {
-		requireInTime(s.Held, "%s %s, which was released with KeepUntil: %+v", call, brief(c.Key), s)
-		require(s.Owner == "" || s.Owner == c.Owner, "%s %s: owner %q, want %q", call, brief(c.Key), s.Owner, c.Owner)
-		require(s.TTL <= 2*e.term+time.Second, "%s %s: %v left, want %v at most", call, brief(c.Key), s.TTL, 2*e.term)
+		requireInTime(s.Held, "%s %s, which was released with KeepUntil: %+v", call, brief(c.Key),
+			s)
+		require(s.Owner == "" || s.Owner == c.Owner,
+			"%s %s: owner %q, want %q", call, brief(c.Key), s.Owner, c.Owner)
+		require(s.TTL <= 2*e.term+time.Second,
+			"%s %s: %v left, want %v at most", call, brief(c.Key), s.TTL, 2*e.term)
 	}
+
 	b.endsAt(c.Key, c.KeepUntil)
 }
 
@@ -101,6 +111,7 @@ func keepLoses(e *env, a, b *driver) {
 			must(is("repeat of a release with KeepUntil", d.release(again), backend.ErrLost))
 		}
 	}
+
 	b.endsAt(c.Key, c.KeepUntil)
 }
 

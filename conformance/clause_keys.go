@@ -9,14 +9,18 @@ import (
 )
 
 var keyClauses = []clause{
-	{name: "keys-odd", optional: true, says: saysAnyKey, check: func(e *env) { e.keysApart(oddKeys(e.key())) },
-		why: "A key may have any bytes: control characters, braces, wildcards, invalid UTF-8."},
-	{name: "keys-long", optional: true, says: saysKey, check: func(e *env) { e.keysApart(longKeys(e.key())) },
-		why: "A key may have 1,000 bytes, and every byte distinguishes it."},
+	{name: "keys-odd", optional: true, says: saysAnyKey,
+		check: func(e *env) { e.keysApart(oddKeys(e.key())) },
+		why:   "A key may have any bytes: control characters, braces, wildcards, invalid UTF-8."},
+	{name: "keys-long", optional: true, says: saysKey,
+		check: func(e *env) { e.keysApart(longKeys(e.key())) },
+		why:   "A key may have 1,000 bytes, and every byte distinguishes it."},
 	{name: "keys-apart", says: saysKey, check: func(e *env) { e.keysApart(alikeKeys(e.key())) },
-		why: "Similar keys are different locks: a prefix of another key, or a key that differs in case or white space only."},
+		why: "Similar keys are different locks: a prefix of another key, or a key that differs " +
+			"in case or white space only."},
 	{name: "keys-derived", says: saysDerived, check: pair(keysDerived),
-		why: "Two keys do not affect each other, even if one key looks like a name that the store derives from the other."},
+		why: "Two keys do not affect each other, even if one key looks like a name that the " +
+			"store derives from the other."},
 	{name: "owners-odd", says: saysOwner, check: pair(ownersOdd),
 		why: "An owner may have any bytes, or none, and is never a proof."},
 }
@@ -27,10 +31,12 @@ func oddKeys(k string) []string {
 		k + "-nul\x00a", k + "-nul\x00b", k + "-nul", k + "-nul\x00", "\x00" + k,
 		k + "\r\nSET x 1\r\n", k + "\n", k + "\r", k + "\t",
 		k + "-🔒", k + "-🔓", k + "-é", k + "-e\u0301",
-		"{" + k + "}", "{" + k, k + "}", "{}" + k, "}{" + k, "{{" + k + "}}", "{" + k + "}-{b}", k + "-{a}-{b}",
+		"{" + k + "}", "{" + k, k + "}", "{}" + k, "}{" + k, "{{" + k + "}}", "{" + k + "}-{b}",
+		k + "-{a}-{b}",
 		k + "-\xff", k + "-\xfe", k + "-\xff\xfe\xfd", k + "-\ufffd",
 		k + "/a/b", k + "/../x", "../" + k, "/" + k, k + "/", k + "/.", k + "\\a", "C:\\" + k,
-		k + "%2Fa", k + "%", k + "%00", k + "+a", k + " a", k + "*", k + "?", k + "[a]", k + "$a", k + "'\";--", k + "#a", k + "&a=b",
+		k + "%2Fa", k + "%", k + "%00", k + "+a", k + " a", k + "*", k + "?", k + "[a]", k + "$a",
+		k + "'\";--", k + "#a", k + "&a=b",
 	}
 }
 
@@ -56,8 +62,10 @@ func alikeKeys(k string) []string {
 
 // keysApart takes all keys, each with a token of its own, and then releases them one by one.
 func (e *env) keysApart(keys []string) {
-	a, b := e.open(), e.open()
-	cs, fences := make([]backend.Claim, len(keys)), make([]uint64, len(keys))
+	a := e.open()
+	b := e.open()
+	cs := make([]backend.Claim, len(keys))
+	fences := make([]uint64, len(keys))
 	for i, key := range keys {
 		cs[i] = e.fencedIfCan(e.claimOf(key, e.long))
 		g, err := a.acquire(cs[i])
@@ -77,7 +85,8 @@ func (e *env) keysApart(keys []string) {
 		mustf(a.release(c), "release %s", brief(c.Key))
 		mustf(b.granted(c.Key), "%s after its release", brief(c.Key))
 		for _, other := range cs[i+1 : min(i+3, len(cs))] {
-			mustf(b.refused(other.Key), "%s after the release of %s", brief(other.Key), brief(c.Key))
+			mustf(b.refused(other.Key),
+				"%s after the release of %s", brief(other.Key), brief(c.Key))
 		}
 	}
 }
@@ -99,9 +108,15 @@ func derivedKeys(k string) []string {
 		"registry:" + k, "lock:" + k, "locks/" + k, "{" + k + "}", "{" + k + "}:lock",
 		"hasp:" + k, "hasp:{" + k + "}",
 	}
-	for _, kind := range []string{"fence", "queue", "alive", "wait", "waiters", "lock", "mark", "channel", "grant", "token", "owner"} {
-		ks = append(ks, "hasp:{"+k+"}:"+kind+":"+k, "hasp:"+kind+":"+k, k+":"+kind, k+"."+kind, kind+":"+k, kind+":{"+k+"}")
+
+	for _, kind := range []string{
+		"fence", "queue", "alive", "wait", "waiters", "lock", "mark", "channel", "grant", "token",
+		"owner",
+	} {
+		ks = append(ks, "hasp:{"+k+"}:"+kind+":"+k, "hasp:"+kind+":"+k, k+":"+kind, k+"."+kind,
+			kind+":"+k, kind+":{"+k+"}")
 	}
+
 	return ks
 }
 
@@ -126,13 +141,15 @@ func keysDerived(e *env, a, b *driver) {
 	mustf(a.release(c), "release after locks of derived keys")
 	next := e.fencedIfCan(e.claimOf(c.Key, e.long))
 	g := b.take(next)
-	require(!next.Fenced || g.Fence > before.Fence, "fence %d after %d and locks of derived keys", g.Fence, before.Fence)
+	require(!next.Fenced || g.Fence > before.Fence,
+		"fence %d after %d and locks of derived keys", g.Fence, before.Fence)
 	b.give(next)
 }
 
 func ownersOdd(e *env, a, b *driver) {
 	for _, owner := range []string{
-		"", "\x00", "a\x00b", "a\r\nb", "#", "a#b", "a:b/c%2F", "🔒", "\xff\xfe", `{"a":1}`, strings.Repeat("x", 1000),
+		"", "\x00", "a\x00b", "a\r\nb", "#", "a#b", "a:b/c%2F", "🔒", "\xff\xfe", `{"a":1}`,
+		strings.Repeat("x", 1000),
 	} {
 		c := e.claim(e.long)
 		c.Owner = owner
@@ -140,8 +157,10 @@ func ownersOdd(e *env, a, b *driver) {
 
 		other := e.claimOf(c.Key, e.long)
 		other.Owner = owner
-		must(is(fmt.Sprintf("acquire by another token of owner %.20q", owner), errOf(b.acquire(other)), backend.ErrHeld))
-		must(is(fmt.Sprintf("release by another token of owner %.20q", owner), b.release(other), backend.ErrLost))
+		must(is(fmt.Sprintf("acquire by another token of owner %.20q", owner),
+			errOf(b.acquire(other)), backend.ErrHeld))
+		must(is(fmt.Sprintf("release by another token of owner %.20q", owner), b.release(other),
+			backend.ErrLost))
 
 		mustf(a.renews(c), "renew by owner %.20q", owner)
 		mustf(a.release(c), "release by owner %.20q", owner)

@@ -17,7 +17,8 @@ var leftoverClauses = alone(given(entries, []clause{
 	{name: "leftovers-close", says: saysCleansUp, check: leftoversClose,
 		why: "If the Client is closed right after Unlock, the store keeps nothing, one timeout later."},
 	{name: "leftovers-expired", says: saysLeaves, check: leftoversExpired,
-		why: "What expired, broken and shared holds leave, and callers that waited for them, disappears by itself, even if no caller wants the key again."},
+		why: "What expired, broken and shared holds leave, and callers that waited for them, " +
+			"disappears by itself, even if no caller wants the key again."},
 }))
 
 func (e *env) entries() []string {
@@ -28,7 +29,9 @@ func (e *env) entries() []string {
 
 // nothingSince returns an error if the store has an entry that is not in the argument before.
 func (e *env) nothingSince(before []string) error {
-	left := slices.DeleteFunc(e.entries(), func(entry string) bool { return slices.Contains(before, entry) })
+	left := slices.DeleteFunc(e.entries(), func(entry string) bool {
+		return slices.Contains(before, entry)
+	})
 	if len(left) > 0 {
 		return fmt.Errorf("the store keeps %q", left)
 	}
@@ -39,16 +42,19 @@ func (e *env) nothingSince(before []string) error {
 // counted.
 func leftovers(e *env) {
 	before := e.entries()
-	c, b := e.newClient(), e.open()
+	c := e.newClient()
+	b := e.open()
 	held := b.hold(e.long)
 
 	// Each caller gives up at another moment. Two thirds of the callers want the held key, and the
 	// others want free keys.
 	must(e.each(12, func(i int) {
-		ctx, key := e.endingAfter(time.Duration(i)*e.term/12), held.Key
+		ctx := e.endingAfter(time.Duration(i) * e.term / 12)
+		key := held.Key
 		if i%3 == 0 {
 			key = e.key()
 		}
+
 		if lease, err := c.Lock(ctx, key); err == nil {
 			must(lease.Unlock(ctx))
 		} else if i%4 == 0 {
@@ -88,13 +94,15 @@ func (e *env) giveUp(d *driver, key string) {
 func leftoversClose(e *env) {
 	before := e.entries()
 	for range 20 {
-		c, d := e.newClient(), e.open()
+		c := e.newClient()
+		d := e.open()
 		must(e.lockOnce(c, e.key()))
 		must(c.Close())
 
 		d.give(d.hold(e.long))
 		must(d.Close())
 	}
+
 	e.sleep(e.timeout)
 	must(e.nothingSince(before))
 }
@@ -123,11 +131,13 @@ func leftoversExpired(e *env) {
 	if e.traits.Shared {
 		e.leaveShared(d)
 	}
+
 	d.outlast(e.term)
 	e.retry("the end of what the holds have left", func() error {
 		if e.h.Sweep != nil {
 			hooked(e.h.Sweep(e.ctx, e.store))
 		}
+
 		return e.nothingSince(before)
 	})
 }
@@ -136,7 +146,8 @@ func leftoversExpired(e *env) {
 func (e *env) leaveShared(d *driver) {
 	d.join(e.key(), e.term)
 
-	one, two := d.join(e.key(), e.long), e.fencedIfCan(shared(e.claim(e.term)))
+	one := d.join(e.key(), e.long)
+	two := e.fencedIfCan(shared(e.claim(e.term)))
 	two.Key = one.Key
 	d.take(two)
 
@@ -157,7 +168,8 @@ func (e *env) leaveShared(d *driver) {
 
 var costClauses = alone(given(commands, []clause{
 	{name: "commands-per-operation", says: saysCommands, check: commandsPerOperation,
-		why: "Acquire, Renew and Release, also with a fence or KeepUntil, take as many commands as documented, also through the engine."},
+		why: "Acquire, Renew and Release, also with a fence or KeepUntil, take as many commands " +
+			"as documented, also through the engine."},
 	{name: "commands-waiting", says: saysBusy, check: commandsWaiting,
 		why: "Callers that wait do not keep the store busy, however many wait in one Client."},
 }))
@@ -174,27 +186,33 @@ func (e *env) costs(what string, n int, each float64, f func(i int)) {
 	// Subtract the calls that Commands itself makes.
 	first := count()
 	own := count() - first
-	began, before := time.Now(), count()
+	began := time.Now()
+	before := count()
 	for i := range n {
 		f(i)
 	}
+
 	got := count() - before - own
 
 	// Allow for calls that keep connections alive.
 	spare := 2 + 2*time.Since(began).Seconds() + 0.05*float64(n)*each
-	requireInTime(float64(got) <= float64(n)*each+spare, "%d × %s: %d calls to the store, want %g", n, what, got, float64(n)*each)
+	requireInTime(float64(got) <= float64(n)*each+spare,
+		"%d × %s: %d calls to the store, want %g", n, what, got, float64(n)*each)
 }
 
 func commandsPerOperation(e *env) {
 	const n = 40
-	d, c := e.open(), e.newClient()
+	d := e.open()
+	c := e.newClient()
 	cost := e.h.Cost
-	for _, warm := range []backend.Claim{e.claim(e.long), e.fencedIfCan(e.claim(e.long))} { // to load scripts
+	// To load scripts.
+	for _, warm := range []backend.Claim{e.claim(e.long), e.fencedIfCan(e.claim(e.long))} {
 		d.take(warm)
 		must(d.refused(warm.Key))
 		d.keep(warm)
 		d.give(warm)
 	}
+
 	if e.traits.MinHold {
 		d.keptHold(e.long, e.term)
 	}
@@ -204,22 +222,33 @@ func commandsPerOperation(e *env) {
 		cs[i] = e.claim(e.long)
 		cs[i].Fenced = e.traits.Fenced && i%2 == 0
 	}
+
 	e.costs("Acquire", n, cost.Acquire, func(i int) { d.take(cs[i]) })
 	e.costs("Acquire of a held key", n, cost.Refused, func(i int) { must(d.refused(cs[i].Key)) })
-	e.costs(fmt.Sprintf("Renew of %d holds", n), 1, n*cost.Renew, func(int) { renewAll(e.ctx, d, cs).check() })
+	e.costs(fmt.Sprintf("Renew of %d holds", n), 1, n*cost.Renew, func(int) {
+		renewAll(e.ctx, d, cs).check()
+	})
+
 	if e.traits.MinHold {
 		const kept = n / 2
-		e.costs("Release with KeepUntil", kept, cost.Keep, func(i int) { d.give(keptFor(cs[i], e.term)) })
+		e.costs("Release with KeepUntil", kept, cost.Keep, func(i int) {
+			d.give(keptFor(cs[i], e.term))
+		})
+
 		cs = cs[kept:]
 	}
+
 	e.costs("Release", len(cs), cost.Release, func(i int) { d.give(cs[i]) })
 
 	must(e.lockOnce(c, e.key()))
-	e.costs("Lock and Unlock", n, cost.Acquire+cost.Release, func(int) { must(e.lockOnce(c, e.key())) })
+	e.costs("Lock and Unlock", n, cost.Acquire+cost.Release, func(int) {
+		must(e.lockOnce(c, e.key()))
+	})
 }
 
 func commandsWaiting(e *env) {
-	d, c := e.open(), e.newClient()
+	d := e.open()
+	c := e.newClient()
 	held := d.hold(e.long)
 
 	// This Lock makes connections and loads scripts, so that no call for these is counted below.
@@ -232,7 +261,8 @@ func commandsWaiting(e *env) {
 	ctx := e.endingAfter(2 * time.Second)
 	e.costs(fmt.Sprintf("%d callers waiting for 2 s", n), 1, 2*e.h.Cost.Waiting+2*n, func(int) {
 		must(e.each(n, func(int) {
-			must(is("Lock of a held key until its context ends", errOf(c.Lock(ctx, held.Key)), context.DeadlineExceeded))
+			must(is("Lock of a held key until its context ends", errOf(c.Lock(ctx, held.Key)),
+				context.DeadlineExceeded))
 		}))
 	})
 }

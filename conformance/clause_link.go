@@ -11,21 +11,27 @@ var linkClauses = given(link, []clause{
 	{name: "link-outage", says: saysOutage, check: linkOutage,
 		why: "An outage is not reported as ErrHeld, ErrLost or ErrInvalid. The driver works again after it."},
 	{name: "link-sent-once", says: saysOnce, check: linkSentOnce,
-		why: "If the reply is lost, the call was sent once and reports an unknown outcome. A Release with its token undoes it."},
+		why: "If the reply is lost, the call was sent once and reports an unknown outcome. A " +
+			"Release with its token undoes it."},
 	{name: "link-wait-reply", need: waiter, says: saysWaitUnknown, check: linkWaitReply,
-		why: "If the reply is lost, a Wait still gets the key or reports an unknown outcome. A Release with its token undoes it."},
+		why: "If the reply is lost, a Wait still gets the key or reports an unknown outcome. A " +
+			"Release with its token undoes it."},
 	{name: "link-late-acquire", says: saysNever, check: linkLateAcquire,
-		why: "If an attempt began when the key was free, and arrives when another holds and renews the key, it is not granted, and the hold goes on."},
+		why: "If an attempt began when the key was free, and arrives when another holds and " +
+			"renews the key, it is not granted, and the hold goes on."},
 	{name: "link-late-release", says: saysOneStep, check: linkLateRelease,
-		why: "If a Release arrives after its hold has ended, it does not affect the successor, even if the hold was alive when the call began."},
+		why: "If a Release arrives after its hold has ended, it does not affect the successor, " +
+			"even if the hold was alive when the call began."},
 	{name: "link-late-renew", says: saysOneStep, check: linkLateRenew,
-		why: "If a renewal arrives after its hold has ended, it neither ends nor prolongs the successor's hold, even if the hold was alive when the call began."},
+		why: "If a renewal arrives after its hold has ended, it neither ends nor prolongs the " +
+			"successor's hold, even if the hold was alive when the call began."},
 	{name: "link-deadline", says: saysCallBegan, check: linkDeadline,
 		why: "A deadline counts from the moment before the call was sent, not from its reply."},
 	{name: "link-ends", need: ends, says: saysEndsInTime, check: linkEnds,
 		why: "If Traits.Cancellation says so, a call to a store that hangs ends shortly after its context."},
 	{name: "link-cut-waiter", need: waiter, says: saysDeadWaiter, check: linkCutWaiter,
-		why: "A waiter that is cut off does not keep the others from the key. It still waits when its connection works again."},
+		why: "A waiter that is cut off does not keep the others from the key. It still waits " +
+			"when its connection works again."},
 })
 
 // cable creates a link. When the try ends, these steps follow each other: the link becomes Up, the
@@ -40,14 +46,25 @@ func (e *env) cable() *Link {
 
 func linkOutage(e *env) {
 	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
-	held, other := d.hold(e.long), b.hold(e.long)
+	d := e.openAt(l.Store)
+	b := e.open()
+	held := d.hold(e.long)
+	other := b.hold(e.long)
 	calls := map[string]func(context.Context) error{
-		"Acquire of a free key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claim(e.long))) },
-		"Acquire of a held key": func(ctx context.Context) error { return errOf(d.Acquire(ctx, e.claimOf(other.Key, e.long))) },
-		"Release":               func(ctx context.Context) error { return d.Release(ctx, e.claimOf(held.Key, e.long)) },
-		"Renew":                 func(ctx context.Context) error { return errOf(renewBy(ctx, d, held)) },
+		"Acquire of a free key": func(ctx context.Context) error {
+			return errOf(d.Acquire(ctx, e.claim(e.long)))
+		},
+		"Acquire of a held key": func(ctx context.Context) error {
+			return errOf(d.Acquire(ctx, e.claimOf(other.Key, e.long)))
+		},
+		"Release": func(ctx context.Context) error {
+			return d.Release(ctx, e.claimOf(held.Key, e.long))
+		},
+		"Renew": func(ctx context.Context) error {
+			return errOf(renewBy(ctx, d, held))
+		},
 	}
+
 	if e.waiter {
 		calls["Wait"] = func(ctx context.Context) error {
 			c := e.claim(e.long)
@@ -63,6 +80,7 @@ func linkOutage(e *env) {
 			what = fmt.Sprintf("%s over a link that is %v", what, state)
 			must(unknown(what, e.within(what, func() error { return call(ctx) })))
 		}
+
 		l.Set(Up)
 		e.recovers(d)
 	}
@@ -88,7 +106,8 @@ func (e *env) recovers(ds ...*driver) {
 
 func linkDeadline(e *env) {
 	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
+	d := e.openAt(l.Store)
+	b := e.open()
 	for _, renewed := range []bool{false, true} {
 		c := e.claim(max(e.term, 3*Delay))
 		call := d.acquire
@@ -111,7 +130,8 @@ func linkDeadline(e *env) {
 func linkCutWaiter(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
-	a, b := e.open(), e.open()
+	a := e.open()
+	b := e.open()
 	c := a.hold(e.long)
 
 	cut := e.queue(c.Key, 1, a, d)[0]
@@ -125,6 +145,7 @@ func linkCutWaiter(e *env) {
 		// key is held. An attempt that arrived after the release could get the key.
 		must(a.granted(e.key()))
 	}
+
 	a.give(c)
 	w.granted("Wait while another waiter is cut off")
 	b.keep(w.c)

@@ -13,7 +13,8 @@ import (
 
 var listClauses = given(lister, []clause{
 	{name: "list-held", says: saysList, check: pair(listHeld),
-		why: "List yields a held key with its owner, the remaining term and the fence. It does not yield a key that was released or whose hold has expired."},
+		why: "List yields a held key with its owner, the remaining term and the fence. It does " +
+			"not yield a key that was released or whose hold has expired."},
 	{name: "list-prefix", says: saysListPrefix, check: listPrefix,
 		why: "List yields the keys that begin with the prefix, whatever bytes it has, and no others."},
 	{name: "list-foreign", need: all(inspector, others), says: saysListOurs, check: listForeign,
@@ -27,7 +28,8 @@ var listClauses = given(lister, []clause{
 	{name: "list-cancelled", says: saysListCtx, check: listCancelled,
 		why: "If the context has ended, List yields one error, which matches the context's."},
 	{name: "list-outage", need: link, says: saysListError, check: listOutage,
-		why: "If the store cannot be reached or does not answer, List yields one error, which is not definite. It works again after the outage."},
+		why: "If the store cannot be reached or does not answer, List yields one error, which is " +
+			"not definite. It works again after the outage."},
 	{name: "list-client", says: saysHasp, check: listClient,
 		why: "Client.List takes Options.Prefix off the keys. Each slot is a key of its own."},
 })
@@ -60,7 +62,8 @@ func (d *driver) statuses(key string) map[string]backend.Status {
 // listed collects the entries and the error of a list. It ends the try if that list goes on after
 // an error.
 func listed(list iter.Seq2[backend.Entry, error]) (map[string]backend.Status, error) {
-	all, last := map[string]backend.Status{}, error(nil)
+	all := map[string]backend.Status{}
+	last := error(nil)
 	for entry, err := range list {
 		require(last == nil, "List goes on after an error: %v", last)
 		if last = err; err == nil {
@@ -69,6 +72,7 @@ func listed(list iter.Seq2[backend.Entry, error]) (map[string]backend.Status, er
 			require(entry.Key == "" && !entry.Held, "List yields %+v with an error", entry)
 		}
 	}
+
 	return all, last
 }
 
@@ -94,25 +98,34 @@ func listHeld(e *env, a, b *driver) {
 	require(s.Held && s.Owner == c.Owner, "list of a key that %q holds: %+v", c.Owner, s)
 	require(s.Fence == g.Fence, "list of a key with the fence %d: %+v", g.Fence, s)
 	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second, "list: %v left of a term of %v", s.TTL, c.TTL)
-	require(len(s.Waiters) == 0 && len(s.Shared) == 0, "list of a key that no other caller wants: %+v", s)
+	require(len(s.Waiters) == 0 && len(s.Shared) == 0,
+		"list of a key that no other caller wants: %+v", s)
 
 	a.give(freed)
 	a.take(e.claimOf(keys[2], e.term))
 	a.outlast(e.term)
 	all = b.list(prefix)
-	require(len(all) == 1 && all[c.Key].Held, "list after the others were released or expired: %+v", all)
+	require(len(all) == 1 && all[c.Key].Held,
+		"list after the others were released or expired: %+v", all)
 }
 
 func listPrefix(e *env) {
 	d := e.open()
 	base := e.key()
 	// A driver that mistakes a prefix for a pattern also lists some keys without the prefix.
-	for _, name := range []string{"*", "?", "[a-z]", "x", `\*`, "x/y", "", "hasp:{x}:lock:y", " \x00\xff", "%"} {
+	for _, name := range []string{
+		"*", "?", "[a-z]", "x", `\*`, "x/y", "", "hasp:{x}:lock:y", " \x00\xff", "%",
+	} {
 		d.take(e.claimOf(base+name, e.long))
 	}
-	for prefix, want := range map[string]int{"": 10, "*": 1, "?": 1, "[": 1, "[a-z]": 1, "x": 2, "x/": 1, `\`: 1, `\*`: 1, "hasp:{": 1, " ": 1, "%": 1, "y": 0} {
+
+	for prefix, want := range map[string]int{
+		"": 10, "*": 1, "?": 1, "[": 1, "[a-z]": 1, "x": 2, "x/": 1, `\`: 1, `\*`: 1, "hasp:{": 1,
+		" ": 1, "%": 1, "y": 0,
+	} {
 		all := d.list(base + prefix)
-		require(len(all) == want, "list by the prefix KEY%s: %d keys, want %d: %+v", prefix, len(all), want, all)
+		require(len(all) == want, "list by the prefix KEY%s: %d keys, want %d: %+v", prefix,
+			len(all), want, all)
 	}
 
 	// On Redis, the records of these two keys have names of different forms, because the first key
@@ -134,7 +147,8 @@ func listForeign(e *env) {
 		named := this.inspect(c.Key).Owner != ""
 		all := this.list(prefix)
 		require(len(all) == 0 && !named || len(all) == 1 && all[c.Key].Owner == c.Owner,
-			"list of a key that %q holds with %s, and that Inspect shows with its owner: %t: %+v", c.Owner, o.name, named, all)
+			"list of a key that %q holds with %s, and that Inspect shows with its owner: %t: %+v",
+			c.Owner, o.name, named, all)
 	}
 }
 
@@ -154,6 +168,7 @@ func listPages(e *env) {
 	for _, key := range keys {
 		require(all[key].Held, "list of %d held keys: %q is missing", n, key)
 	}
+
 	require(len(all) == n, "list of %d held keys: %d keys", n, len(all))
 	must(e.each(at, func(first int) {
 		for i := first; i < n; i += at {
@@ -174,6 +189,7 @@ func listStops(e *env) {
 			break
 		}
 	}
+
 	must(d.granted(e.key()))
 	all := d.list(prefix)
 	require(len(all) == 3, "list of 3 held keys, after a loop that ended early: %+v", all)
@@ -229,6 +245,7 @@ func listClient(e *env) {
 			got = append(got, entry.Key)
 		}
 	}
+
 	slices.Sort(got)
 	want := []string{keys[0], keys[1] + "#0"}
 	require(slices.Equal(got, want), "Client.List: %q, want %q", got, want)
@@ -237,10 +254,12 @@ func listClient(e *env) {
 var inspectClauses = []clause{
 	{name: "inspect-holder", need: inspector, says: saysInspect, check: pair(inspectHolder),
 		why: "Inspect returns whether a key is held, its owner, the remaining term and the fence."},
-	{name: "inspect-waiters", need: all(shown, ordered), says: saysInspect, check: pair(inspectWaiters),
-		why: "Inspect and List return the waiters of an Ordered driver, in order."},
+	{name: "inspect-waiters", need: all(shown, ordered), says: saysInspect,
+		check: pair(inspectWaiters),
+		why:   "Inspect and List return the waiters of an Ordered driver, in order."},
 	{name: "break-frees", need: inspector, says: saysBreak, check: pair(breakFrees),
-		why: "Break removes a hold, whichever token has it. Others get the key, and the holder gets ErrLost. Break of a free key is not an error."},
+		why: "Break removes a hold, whichever token has it. Others get the key, and the holder " +
+			"gets ErrLost. Break of a free key is not an error."},
 	{name: "break-wakes", need: all(inspector, waiter), says: saysWaitGets, check: pair(breakWakes),
 		why: "A waiter gets a key that is broken."},
 }

@@ -14,13 +14,19 @@ import (
 // these strategies exclude each other, users can change from one to another while programs run.
 var otherClauses = given(others, []clause{
 	{name: "others-exclude", says: saysShared, check: func(e *env) { e.pairs(othersExclude) },
-		why: "Strategies that share keys exclude each other. If one holds a key, another's Acquire returns ErrHeld, and its Renew and Release return ErrLost. After the hold it gets the key."},
+		why: "Strategies that share keys exclude each other. If one holds a key, another's " +
+			"Acquire returns ErrHeld, and its Renew and Release return ErrLost. After the hold " +
+			"it gets the key."},
 	{name: "others-break", says: saysBreak, check: func(e *env) { e.pairs(othersBreak) },
-		why: "Inspect reports the hold of another strategy, and Break ends it. Its holder gets ErrLost, and a waiter of either strategy gets the key."},
-	{name: "others-shared", need: shares, says: saysShared, check: func(e *env) { e.pairs(othersShared) },
-		why: "A shared hold excludes other strategies' claims that are not shared, and the reverse. Strategies that share one record may hold a key shared together."},
+		why: "Inspect reports the hold of another strategy, and Break ends it. Its holder gets " +
+			"ErrLost, and a waiter of either strategy gets the key."},
+	{name: "others-shared", need: shares, says: saysShared,
+		check: func(e *env) { e.pairs(othersShared) },
+		why: "A shared hold excludes other strategies' claims that are not shared, and the " +
+			"reverse. Strategies that share one record may hold a key shared together."},
 	{name: "others-history", says: saysShared, check: othersHistory,
-		why: "Simultaneous callers of all strategies that share keys hold a key one at a time, and their fences grow."},
+		why: "Simultaneous callers of all strategies that share keys hold a key one at a time, " +
+			"and their fences grow."},
 })
 
 type other struct {
@@ -49,14 +55,16 @@ func (e *env) pairs(f func(e *env, a, b other)) {
 		pairs = append(pairs, [2]other{this, o}, [2]other{o, this})
 	}
 	must(e.each(len(pairs), func(i int) {
-		a, b := pairs[i][0], pairs[i][1]
+		a := pairs[i][0]
+		b := pairs[i][1]
 		mustf(e.try(func() { f(e, a, b) }), "%s with %s", a.name, b.name)
 	}))
 }
 
 // othersExclude checks that the second strategy does not get a key that the first one holds.
 func othersExclude(e *env, first, second other) {
-	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
+	a := e.openBy(first.open, e.store)
+	b := e.openBy(second.open, e.store)
 	c := e.claim(e.long)
 	c.Fenced = a.Traits().Fenced
 	a.take(c)
@@ -89,14 +97,17 @@ func (d *driver) shutOut(key string) {
 // othersBreak lets the second strategy break a hold of the first, while callers of both wait for
 // the key.
 func othersBreak(e *env, first, second other) {
-	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
+	a := e.openBy(first.open, e.store)
+	b := e.openBy(second.open, e.store)
 	if _, ok := b.Driver.(backend.Inspector); !ok {
 		return
 	}
+
 	c := a.hold(e.long)
 	b.shows(c, 0)
 
-	waits := []<-chan error{e.locks(e.clientBy(first.open), c.Key), e.locks(e.clientBy(second.open), c.Key)}
+	waits := []<-chan error{e.locks(e.clientBy(first.open), c.Key),
+		e.locks(e.clientBy(second.open), c.Key)}
 	e.sleep(e.term / 8)
 	b.breakKey(c.Key)
 	for _, done := range waits {
@@ -109,7 +120,8 @@ func othersBreak(e *env, first, second other) {
 
 // othersShared checks that holds of two strategies exclude each other unless both are shared.
 func othersShared(e *env, first, second other) {
-	a, b := e.openBy(first.open, e.store), e.openBy(second.open, e.store)
+	a := e.openBy(first.open, e.store)
+	b := e.openBy(second.open, e.store)
 	key := e.key()
 	if a.Traits().Shared {
 		r := a.join(key, e.long)
@@ -125,9 +137,11 @@ func othersShared(e *env, first, second other) {
 				b.give(c)
 				r = a.join(key, e.long)
 			} else {
-				must(is("acquire shared a key with a shared hold of "+first.name, err, backend.ErrHeld))
+				must(is("acquire shared a key with a shared hold of "+first.name, err,
+					backend.ErrHeld))
 			}
 		}
+
 		a.keep(r)
 		a.give(r)
 		mustf(b.granted(key), "after the release of a shared hold")
@@ -151,9 +165,11 @@ func othersHistory(e *env) {
 	c.keep = 4 * time.Millisecond
 	for _, o := range e.strategies() {
 		d := e.openBy(o.open, e.store)
-		drivers, clients = append(drivers, d), append(clients, e.clientBy(o.open))
+		drivers = append(drivers, d)
+		clients = append(clients, e.clientBy(o.open))
 		c.fenced = c.fenced && d.Traits().Fenced
 	}
+
 	c.byDrivers(drivers)
 	c.byClients(clients)
 }

@@ -17,20 +17,24 @@ import (
 // clause applies.
 var processClauses = []clause{
 	{name: "reach", says: saysReach, check: reach,
-		why: "Drivers that reach the host or the network exclude callers in other processes. Drivers that reach the process do not."},
+		why: "Drivers that reach the host or the network exclude callers in other processes. " +
+			"Drivers that reach the process do not."},
 	{name: "process-exclusion", need: processes, says: saysOneHolder, check: processExclusion,
 		why: "Clients in several processes hold one key one at a time."},
 	{name: "process-killed-holder", need: processes, says: saysFree, check: processKilledHolder,
-		why: "If a process that holds a key is killed, the key is free after its term, also for a driver that is opened then and asks until it gets the key."},
+		why: "If a process that holds a key is killed, the key is free after its term, also for " +
+			"a driver that is opened then and asks until it gets the key."},
 	{name: "process-stopped-holder", need: processes, says: saysHasp, check: processStoppedHolder,
-		why: "A process that was stopped past its term sees the loss at its first check. Its renewals and its Unlock do not affect the successor."},
+		why: "A process that was stopped past its term sees the loss at its first check. Its " +
+			"renewals and its Unlock do not affect the successor."},
 }
 
 func reach(e *env) {
 	c := e.open().hold(e.long)
 	err := e.spawn().do("acquire", e.claimOf(c.Key, e.long))
 	if e.traits.Reach == backend.Process {
-		require(!errors.Is(err, backend.ErrHeld), "a key that is held is refused to another process by a driver whose Reach is Process")
+		require(!errors.Is(err, backend.ErrHeld),
+			"a key that is held is refused to another process by a driver whose Reach is Process")
 		return
 	}
 	must(is("acquire in another process a key that is held", err, backend.ErrHeld))
@@ -38,7 +42,9 @@ func reach(e *env) {
 
 // turns locks key repeatedly, and makes a directory while it holds key. A second holder at the same
 // time cannot make that directory, so the call of turns by the second holder returns an error.
-func turns(ctx context.Context, c *hasp.Client, key, dir string, times int, term time.Duration) error {
+func turns(
+	ctx context.Context, c *hasp.Client, key, dir string, times int, term time.Duration,
+) error {
 	inside := filepath.Join(dir, "inside")
 	for began := time.Now(); times > 0 && time.Since(began) < term; times-- {
 		lease, err := c.Lock(ctx, key, hasp.WithTTL(term))
@@ -71,7 +77,8 @@ func processExclusion(e *env) {
 
 	key := e.key()
 	const times = 15
-	children, own := make([]*child, 3), e.newClient()
+	children := make([]*child, 3)
+	own := e.newClient()
 	must(e.each(len(children), func(i int) { children[i] = e.spawn() }))
 
 	must(e.each(len(children)+1, func(i int) {
@@ -82,12 +89,15 @@ func processExclusion(e *env) {
 
 		// Do not use the method arrives, because the request may take longer than that method
 		// waits. The request ends after its term.
-		must(<-children[i].begin(request{Op: "turns", Claim: e.claimOf(key, e.long), Dir: dir, Times: times}))
+		must(<-children[i].begin(request{Op: "turns", Claim: e.claimOf(key, e.long), Dir: dir,
+			Times: times}))
 	}))
 }
 
 func processKilledHolder(e *env) {
-	c, b, p := e.newClient(), e.open(), e.spawn()
+	c := e.newClient()
+	b := e.open()
+	p := e.spawn()
 	held := e.claim(e.term)
 	must(p.do("lock", held))
 	b.outlast(e.term)
@@ -102,7 +112,8 @@ func processKilledHolder(e *env) {
 }
 
 func processStoppedHolder(e *env) {
-	b, p := e.open(), e.spawn()
+	b := e.open()
+	p := e.spawn()
 	held := e.claim(e.term)
 	must(p.do("lock", held))
 	mustInTime(p.do("err", held), "a lease right after Lock")
@@ -114,8 +125,10 @@ func processStoppedHolder(e *env) {
 	mustInTime(err, "a key whose holder was stopped")
 
 	hooked(p.Resume())
-	must(is("Err of a lease whose process was stopped past its term", p.do("err", held), hasp.ErrLost))
-	must(is("Unlock of a lease whose process was stopped past its term", p.do("unlock", held), hasp.ErrLost))
+	must(is("Err of a lease whose process was stopped past its term", p.do("err", held),
+		hasp.ErrLost))
+	must(is("Unlock of a lease whose process was stopped past its term", p.do("unlock", held),
+		hasp.ErrLost))
 
 	b.outlast(e.term)
 	mustf(b.renews(next), "renewal by the successor of a process that was stopped")

@@ -13,8 +13,11 @@ import (
 )
 
 var releaseClauses = []clause{
-	{name: "release-lost", says: saysRefuses, check: func(e *env) { e.lostHolds("release", (*driver).release) },
-		why: "Release with a token that does not hold the key returns ErrLost and changes nothing, whether the key was never held, was released, has expired, or has a new holder."},
+	{name: "release-lost", says: saysRefuses,
+		check: func(e *env) { e.lostHolds("release", (*driver).release) },
+		why: "Release with a token that does not hold the key returns ErrLost and changes " +
+			"nothing, whether the key was never held, was released, has expired, or has a new " +
+			"holder."},
 	{name: "release-for-good", says: saysEnds, check: pair(releaseForGood),
 		why: "After a Release the token holds nothing, and others get the key with terms of their own."},
 	{name: "token-whole", says: saysToken, check: pair(tokenWhole),
@@ -26,14 +29,19 @@ var releaseClauses = []clause{
 // lostHolds makes the given call with tokens that do not hold their keys. It checks that the call
 // neither takes a key nor affects a successor.
 func (e *env) lostHolds(what string, call func(d *driver, c backend.Claim) error) {
-	a, b := e.open(), e.open()
-	never, released, expired := e.claim(e.long), a.hold(e.long), a.hold(e.term)
+	a := e.open()
+	b := e.open()
+	never := e.claim(e.long)
+	released := a.hold(e.long)
+	expired := a.hold(e.term)
 	a.give(released)
-	beforeLong, beforeShort := a.hold(e.term), a.hold(e.term)
+	beforeLong := a.hold(e.term)
+	beforeShort := a.hold(e.term)
 
 	// When the holds beforeLong and beforeShort have ended, the hold in the variable expired has
 	// also ended, because that hold began earlier with the same term.
-	long, short := b.succeed(beforeLong.Key, e.long), b.succeed(beforeShort.Key, e.term)
+	long := b.succeed(beforeLong.Key, e.long)
+	short := b.succeed(beforeShort.Key, e.term)
 	for state, c := range map[string]backend.Claim{
 		"never was": never, "was released": released, "has expired": expired,
 		"expired before a long hold": beforeLong, "expired before a short hold": beforeShort,
@@ -99,12 +107,15 @@ func tokenAlone(e *env, a, b *driver) {
 var renewClauses = []clause{
 	{name: "renew-never-shortens", says: saysNoShorter, check: pair(renewNeverShortens),
 		why: "A renewal never shortens a term, in whatever order renewals arrive."},
-	{name: "renew-lost", says: saysNoShorter, check: func(e *env) { e.lostHolds("renewal", (*driver).renews) },
-		why: "A renewal with a token that has lost its key returns ErrLost. It does not take the key again, and neither ends nor prolongs a successor's hold."},
+	{name: "renew-lost", says: saysNoShorter,
+		check: func(e *env) { e.lostHolds("renewal", (*driver).renews) },
+		why: "A renewal with a token that has lost its key returns ErrLost. It does not take " +
+			"the key again, and neither ends nor prolongs a successor's hold."},
 	{name: "renew-many", says: saysOutcomes, check: pair(renewMany),
 		why: "Renew answers every claim of a batch once, each with its own outcome."},
 	{name: "renew-answers", says: saysDone, check: renewAnswers,
-		why: "Renew calls done at most once for each claim, and never after it has returned, also when its context ends."},
+		why: "Renew calls done at most once for each claim, and never after it has returned, " +
+			"also when its context ends."},
 }
 
 func renewNeverShortens(e *env, a, b *driver) {
@@ -120,8 +131,10 @@ func renewNeverShortens(e *env, a, b *driver) {
 		if i%2 == 0 {
 			c.TTL = e.term
 		}
+
 		must(a.renews(c))
 	})
+
 	mustf(err, "two renewals of one hold at once")
 
 	a.outlast(e.term)
@@ -145,6 +158,7 @@ func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
 	for i, c := range cs {
 		noted[i] = d.noted(c)
 	}
+
 	d.Renew(ctx, noted, func(i int, g backend.Grant, err error) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -196,6 +210,7 @@ func renewMany(e *env, a, b *driver) {
 			if cs[i].Shared && i%4 == 3 {
 				cs[i].Key = cs[i-3].Key // two holds of one key
 			}
+
 			// Take a long hold, so that it still exists when the batch is sent. The renewal asks
 			// for a shorter term.
 			cs[i].TTL = e.long
@@ -210,7 +225,8 @@ func renewMany(e *env, a, b *driver) {
 
 	for i := range cs {
 		if holdsNothing(i) {
-			must(is(fmt.Sprintf("claim %d of %d, whose token holds nothing", i, len(cs)), got.errs[i], backend.ErrLost))
+			must(is(fmt.Sprintf("claim %d of %d, whose token holds nothing", i, len(cs)),
+				got.errs[i], backend.ErrLost))
 		} else {
 			mustf(got.errs[i], "claim %d of %d, which is held", i, len(cs))
 		}
@@ -221,11 +237,14 @@ func renewMany(e *env, a, b *driver) {
 	for i := range cs {
 		cs[i].TTL = e.long
 	}
+
 	got = renewAll(e.endingAfter(e.patience), a, cs)
 	a.outlast(e.term)
 	for i, c := range cs {
-		requireInTime(!errors.Is(got.errs[i], backend.ErrLost), "claim %d of %d was lost before its renewal", i, len(cs))
-		mustf(b.refused(c.Key), "claim %d of %d was renewed for %v (answer: %v), and after %v", i, len(cs), e.long, got.errs[i], e.term)
+		requireInTime(!errors.Is(got.errs[i], backend.ErrLost),
+			"claim %d of %d was lost before its renewal", i, len(cs))
+		mustf(b.refused(c.Key), "claim %d of %d was renewed for %v (answer: %v), and after %v", i,
+			len(cs), e.long, got.errs[i], e.term)
 		a.give(c)
 	}
 }
@@ -241,6 +260,7 @@ func renewAnswers(e *env) {
 		if round == 0 {
 			cancel()
 		}
+
 		time.AfterFunc(time.Duration(round)*100*time.Microsecond, cancel)
 		must(e.within("Renew whose context ends", func() error {
 			all = append(all, renewAll(ctx, a, cs))
@@ -252,7 +272,8 @@ func renewAnswers(e *env) {
 	for _, got := range all {
 		got.check()
 		for i, err := range got.errs {
-			require(!errors.Is(err, backend.ErrLost), "claim %d, which is held, when the context of Renew ended: %w", i, err)
+			require(!errors.Is(err, backend.ErrLost),
+				"claim %d, which is held, when the context of Renew ended: %w", i, err)
 		}
 	}
 

@@ -14,17 +14,23 @@ var restartClauses = alone([]clause{
 	{name: "flush-unnoticed", need: flush, says: saysSpeed, check: flushUnnoticed,
 		why: "If the store drops what it keeps only for speed, every call still works."},
 	{name: "kick-ridden-out", need: kick, says: saysAgain, check: pair(kickRiddenOut),
-		why: "If the store ends its connections, holds and leases stay, and waiters get the key. Calls in flight succeed or are of unknown outcome."},
-	{name: "restart-with-data", need: restarts, optional: true, says: saysKeepsData, check: pair(restartWithData),
-		why: "Holds survive a restart of a store that keeps its data: no other caller gets the key."},
-	{name: "restart-without-data", need: restarts, says: saysLostData, check: pair(restartWithoutData),
-		why: "If the store has lost its data, the holder gets ErrLost. Others get the key."},
-	{name: "restart-waiter", need: all(restarts, waiter), says: saysRides, check: pair(restartWaiter),
-		why: "A waiter goes on after a restart that is shorter than its timeout, or reports the outage."},
-	{name: "fence-restart", need: all(restarts, fenced), optional: true, says: saysFenceRestart, check: func(e *env) { e.fenceOver(true) },
-		why: "Fences still grow after a restart of a store that keeps its data."},
-	{name: "fence-data-loss", need: all(restarts, fenced), optional: true, says: saysFenceRestart, check: func(e *env) { e.fenceOver(false) },
-		why: "Fences still grow after a restart of a store that has lost its data."},
+		why: "If the store ends its connections, holds and leases stay, and waiters get the key. " +
+			"Calls in flight succeed or are of unknown outcome."},
+	{name: "restart-with-data", need: restarts, optional: true, says: saysKeepsData,
+		check: pair(restartWithData),
+		why:   "Holds survive a restart of a store that keeps its data: no other caller gets the key."},
+	{name: "restart-without-data", need: restarts, says: saysLostData,
+		check: pair(restartWithoutData),
+		why:   "If the store has lost its data, the holder gets ErrLost. Others get the key."},
+	{name: "restart-waiter", need: all(restarts, waiter), says: saysRides,
+		check: pair(restartWaiter),
+		why:   "A waiter goes on after a restart that is shorter than its timeout, or reports the outage."},
+	{name: "fence-restart", need: all(restarts, fenced), optional: true, says: saysFenceRestart,
+		check: func(e *env) { e.fenceOver(true) },
+		why:   "Fences still grow after a restart of a store that keeps its data."},
+	{name: "fence-data-loss", need: all(restarts, fenced), optional: true, says: saysFenceRestart,
+		check: func(e *env) { e.fenceOver(false) },
+		why:   "Fences still grow after a restart of a store that has lost its data."},
 })
 
 // down stops the store. A call of the function up starts the store again. Without such a call, the
@@ -78,6 +84,7 @@ func restartWaiter(e *env, a, b *driver) {
 	if errors.As(err, &skip) { // the hook cannot keep the data
 		err = e.try(func() { up(false) })
 	}
+
 	must(err)
 	e.recovers(a)
 
@@ -134,6 +141,7 @@ func flushUnnoticed(e *env) {
 		} else {
 			d.give(c)
 		}
+
 		must(d.granted(c.Key))
 	}
 }
@@ -141,15 +149,18 @@ func flushUnnoticed(e *env) {
 // kickRiddenOut ends the drivers' connections. Some of these are idle, and waits and renewals use
 // the others.
 func kickRiddenOut(e *env, a, b *driver) {
-	holder, waiting := e.newClient(), e.newClient()
+	holder := e.newClient()
+	waiting := e.newClient()
 	lease := e.lock(holder, e.key(), hasp.WithTTL(e.term))
 
 	for range 3 {
-		c, k := a.hold(e.long), a.hold(e.long)
+		c := a.hold(e.long)
+		k := a.hold(e.long)
 		var w *wanted
 		if e.waiter {
 			w = e.queue(c.Key, 1, a, b)[0]
 		}
+
 		locked := e.locks(waiting, k.Key)
 		e.sleep(e.term / 8)
 
@@ -160,6 +171,7 @@ func kickRiddenOut(e *env, a, b *driver) {
 			a.keep(claim)
 			a.give(claim)
 		}
+
 		mustf(e.arrives("Lock whose connection ended", locked), "Lock whose connection ended")
 
 		if w != nil {

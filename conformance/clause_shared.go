@@ -18,7 +18,8 @@ var sharedClauses = append(given(shares, []clause{
 	{name: "shared-wait", need: waiter, says: saysSharedLast, check: pair(sharedWait),
 		why: "A Wait gets a key when its last shared hold ends. A shared Wait gets it when the other hold ends."},
 	{name: "shared-terms", says: saysSharedOwn, check: sharedTerms,
-		why: "A shared hold ends with its own term, whichever of several begins first or is renewed, and the key is free when the last has ended."},
+		why: "A shared hold ends with its own term, whichever of several begins first or is " +
+			"renewed, and the key is free when the last has ended."},
 	{name: "shared-writer", need: polling, says: saysSharedWaiting, check: sharedWriter,
 		why: "A claim with WillRetry that is not shared gets the key although shared claims keep coming."},
 	{name: "shared-writer-waits", need: waiter, says: saysSharedWaiting, check: sharedWriterWaits,
@@ -35,11 +36,15 @@ var sharedClauses = append(given(shares, []clause{
 		why: "A Release of a shared hold frees the key although KeepUntil is set."},
 	{name: "shared-wait-together", need: waiter, says: saysTogether, check: sharedWaitTogether,
 		why: "Shared Waits of several drivers get a key that is released, and hold it together."},
-	{name: "shared-order", need: all(ordered, inspector), says: saysOrdered, check: pair(sharedOrder),
-		why: "Ordered drivers serve shared Waits and others in order of arrival, and shared Waits that follow one another together."},
+	{name: "shared-order", need: all(ordered, inspector), says: saysOrdered,
+		check: pair(sharedOrder),
+		why: "Ordered drivers serve shared Waits and others in order of arrival, and shared " +
+			"Waits that follow one another together."},
 }),
-	clause{name: "shared-unclaimed", need: unshared, says: saysKeepIgnored, check: pair(sharedUnclaimed),
-		why: "A driver without Shared excludes shared claims from one another, and WithShared is errors.ErrUnsupported."})
+	clause{name: "shared-unclaimed", need: unshared, says: saysKeepIgnored,
+		check: pair(sharedUnclaimed),
+		why: "A driver without Shared excludes shared claims from one another, and WithShared " +
+			"is errors.ErrUnsupported."})
 
 // shared returns c as a shared claim.
 func shared(c backend.Claim) backend.Claim { c.Shared = true; return c }
@@ -91,11 +96,15 @@ func sharedError(e *env, a, b *driver, key string) {
 		_, err := b.acquire(e.claimOf(key, e.long))
 		must(is("acquire a key that is held", err, backend.ErrHeld))
 		var held *backend.HeldError
-		require(errors.As(err, &held) || !isShared, "a refusal by a shared hold is %#v, want a HeldError", err)
+		require(errors.As(err, &held) || !isShared,
+			"a refusal by a shared hold is %#v, want a HeldError", err)
 		if held != nil {
-			require(held.Shared == isShared, "a refusal has Shared %v, want %v", held.Shared, isShared)
-			require(held.Owner == "" || held.Owner == c.Owner, "a refusal names owner %q, want %q", held.Owner, c.Owner)
+			require(held.Shared == isShared,
+				"a refusal has Shared %v, want %v", held.Shared, isShared)
+			require(held.Owner == "" || held.Owner == c.Owner,
+				"a refusal names owner %q, want %q", held.Owner, c.Owner)
 		}
+
 		a.give(c)
 	}
 }
@@ -103,13 +112,15 @@ func sharedError(e *env, a, b *driver, key string) {
 func sharedWait(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{e.long, e.term} {
 		key := e.key()
-		one, two := a.join(key, e.long), a.join(key, ttl)
+		one := a.join(key, e.long)
+		two := a.join(key, ttl)
 		w := e.queue(key, 1, a, b)[0]
 		a.give(one)
 		if ttl == e.long {
 			w.stillWaits("Wait for a key with a shared hold")
 			a.give(two)
 		}
+
 		w.granted("Wait for a key that was held shared")
 
 		r := a.want(shared(e.claimOf(key, e.long)))
@@ -147,24 +158,29 @@ func (e *env) readersOf(key string) (stop func() error) {
 				if errors.Is(err, backend.ErrHeld) {
 					next, err = d.joins(key)
 				}
+
 				must(err)
 				c = next
 			}
+
 			return d.release(c)
 		}))
 	}
+
 	return func() error {
 		cancel()
 		var errs []error
 		for _, end := range ends {
 			errs = append(errs, e.arrives("the end of the readers", end))
 		}
+
 		return errors.Join(errs...)
 	}
 }
 
 func sharedWriter(e *env) {
-	a, key := e.open(), e.key()
+	a := e.open()
+	key := e.key()
 	stop := e.readersOf(key)
 	c := waiting(e.claimOf(key, e.long))
 	_, _, err := a.seize(func() backend.Claim { c.Token = e.claimOf(key, e.long).Token; return c })
@@ -175,7 +191,8 @@ func sharedWriter(e *env) {
 }
 
 func sharedWriterWaits(e *env) {
-	a, key := e.open(), e.key()
+	a := e.open()
+	key := e.key()
 	stop := e.readersOf(key)
 	a.wants(key).served("Wait while readers keep coming")
 	must(stop())
@@ -190,6 +207,7 @@ func sharedWriterGone(e *env, a, b *driver, key string) {
 		must(b.refuses(waiting(e.claimOf(key, e.long))))
 		mustf(b.joinsAtLast(key), "after a caller with WillRetry died")
 	}
+
 	if e.waiter {
 		w := e.queue(key, 1, a, b)[0]
 		w.abandon(w.cancel())
@@ -204,23 +222,29 @@ func sharedInspect(e *env, a, b *driver, key string) {
 		for _, c := range cs {
 			want = append(want, c.Owner)
 		}
+
 		slices.Sort(want)
 		for call, s := range b.statuses(key) {
 			got := slices.Sorted(slices.Values(s.Shared))
-			require(s.Held && slices.Equal(got, want), "%s of a key with shared holds of %q: %+v", call, want, s)
-			require(s.Owner == "" && s.Since.IsZero(), "%s of a key with shared holds: owner %q, since %v", call, s.Owner, s.Since)
+			require(s.Held && slices.Equal(got, want),
+				"%s of a key with shared holds of %q: %+v", call, want, s)
+			require(s.Owner == "" && s.Since.IsZero(),
+				"%s of a key with shared holds: owner %q, since %v", call, s.Owner, s.Since)
 
 			// The hold with the longest term is released last.
 			require(s.TTL > e.long/2+time.Second && s.TTL <= e.long+time.Second,
-				"%s of a key with shared holds: %v left, want the longest term, which began with %v", call, s.TTL, e.long)
+				"%s of a key with shared holds: %v left, want the longest term, which began with %v",
+				call, s.TTL, e.long)
 		}
+
 		last := len(cs) - 1
 		a.give(cs[last])
 		cs = cs[:last]
 	}
 
 	for call, s := range b.statuses(key) {
-		require(!s.Held && len(s.Shared) == 0, "%s of a key whose shared holds were released: %+v", call, s)
+		require(!s.Held && len(s.Shared) == 0,
+			"%s of a key whose shared holds were released: %+v", call, s)
 	}
 }
 
@@ -241,8 +265,12 @@ func sharedUnclaimed(e *env, a, b *driver) {
 	a.keep(c)
 	a.give(c)
 
-	for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){e.newClient().TryLock, e.newClient().Lock} {
-		err := e.within("a Lock WithShared", func() error { return errOf(lock(e.ctx, e.key(), hasp.WithShared())) })
+	for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){
+		e.newClient().TryLock, e.newClient().Lock,
+	} {
+		err := e.within("a Lock WithShared", func() error {
+			return errOf(lock(e.ctx, e.key(), hasp.WithShared()))
+		})
 		must(is("a Lock WithShared over a driver without Shared", err, errors.ErrUnsupported))
 	}
 }
@@ -252,7 +280,9 @@ func sharedUnclaimed(e *env, a, b *driver) {
 // for the short term, which must not shorten the long hold.
 func sharedTerms(e *env) {
 	must(e.each(3, func(n int) {
-		a, b, key := e.open(), e.open(), e.key()
+		a := e.open()
+		b := e.open()
+		key := e.key()
 		var long, short backend.Claim
 		if n == 0 {
 			short = b.join(key, e.term)
@@ -261,6 +291,7 @@ func sharedTerms(e *env) {
 			long = a.join(key, e.long)
 			short = b.join(key, e.term)
 		}
+
 		if n == 2 {
 			a.keep(long)
 			mustInTime(b.renews(short), "renewal of a shared hold of %v", e.term)
@@ -297,7 +328,8 @@ func sharedRenewRaises(e *env, a, b *driver) {
 
 func sharedKeep(e *env, a, b *driver, key string) {
 	for range 2 {
-		one, two := a.join(key, e.long), b.join(key, e.long)
+		one := a.join(key, e.long)
+		two := b.join(key, e.long)
 		mustf(a.release(keptFor(one, e.long)), "release of a shared hold with KeepUntil")
 		mustf(b.refused(key), "after the release of one of two shared holds")
 		mustf(b.release(keptFor(two, e.long)), "release of a shared hold with KeepUntil")
@@ -319,10 +351,12 @@ func sharedWaitTogether(e *env) {
 	for _, w := range ws {
 		w.granted("one of several shared Waits")
 	}
+
 	for _, w := range ws {
 		mustf(a.refused(c.Key), "while shared Waits hold the key")
 		w.use()
 	}
+
 	must(a.granted(c.Key))
 }
 
@@ -337,6 +371,7 @@ func sharedOrder(e *env, a, b *driver) {
 		ws[i] = b.want(claim)
 		e.queued(a, c.Key, i+1)
 	}
+
 	a.give(c)
 
 	for i, w := range ws {
@@ -344,13 +379,16 @@ func sharedOrder(e *env, a, b *driver) {
 		if i == 0 {
 			continue // the second reader gets the key together with the first
 		}
+
 		if i < writer {
 			b.give(ws[0].c)
 		}
+
 		if i <= writer {
 			ws[i+1].stillWaits("Wait behind another that cannot share the key")
 			w.use()
 		}
 	}
+
 	b.give(ws[3].c, ws[4].c)
 }

@@ -10,18 +10,22 @@ import (
 
 var termClauses = []clause{
 	{name: "expiry", says: saysLasts, check: expiry,
-		why: "A hold that is not renewed lasts for the whole term that its own claim asked for, whatever others asked for. Then others get the key."},
+		why: "A hold that is not renewed lasts for the whole term that its own claim asked for, " +
+			"whatever others asked for. Then others get the key."},
 	{name: "expiry-rounded", says: saysRounds, check: pair(expiryRounded),
-		why: "A term that the store does not count exactly is rounded up, to Traits.MinTTL and Traits.TTLUnit and no further."},
+		why: "A term that the store does not count exactly is rounded up, to Traits.MinTTL and " +
+			"Traits.TTLUnit and no further."},
 	{name: "deadline-in-time", says: saysUntil, check: deadlineInTime,
-		why: "Grant.Until, also of a renewal, or call start + TTL − drift, has passed before another token is granted the key."},
+		why: "Grant.Until, also of a renewal, or call start + TTL − drift, has passed before " +
+			"another token is granted the key."},
 }
 
 // succession takes a key and waits until another driver acquires it. If renewed is true, succession
 // renews the hold once. It returns the start of the last call that prolonged the hold, and the time
 // of the next grant. It returns an error if that grant came before the hold's deadline.
 func (e *env) succession(renewed bool) (called, next time.Time, err error) {
-	a, b := e.open(), e.open()
+	a := e.open()
+	b := e.open()
 	c := e.claim(e.term)
 	called = time.Now()
 	g := a.take(c)
@@ -31,7 +35,8 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 
 		// On a slow machine the renewal may come too late. Then the hold ends with its first term.
 		if again, err := a.renew(c); err == nil {
-			called, g = at, again
+			called = at
+			g = again
 		}
 	}
 
@@ -44,7 +49,8 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 func (d *driver) succeedsAfter(deadline time.Time, key string) (at time.Time, err error) {
 	d.succeed(key, d.e.long)
 	if at = time.Now(); deadline.After(at) {
-		err = fmt.Errorf("the deadline of a hold is %v after the next token was granted the key", deadline.Sub(at))
+		err = fmt.Errorf("the deadline of a hold is %v after the next token was granted the key",
+			deadline.Sub(at))
 	}
 	return at, err
 }
@@ -54,18 +60,23 @@ func expiry(e *env) {
 	long := a.hold(e.long)
 	called, next, _ := e.succession(false)
 	early := called.Add(e.term - backend.Drift(e.term)).Sub(next)
-	require(early <= 0, "another token was granted the key %v before the end of a term of %v", early, e.term)
+	require(early <= 0, "another token was granted the key %v before the end of a term of %v",
+		early, e.term)
 	mustf(a.refused(long.Key), "a hold of %v, after a term of %v", e.long, e.term)
 }
 
 func expiryRounded(e *env, a, b *driver) {
-	for _, ttl := range []time.Duration{max(backend.MinTTL, e.term/3), e.term + e.term/3 + time.Microsecond} {
-		c, whole := e.claim(ttl), e.granted(ttl)
+	for _, ttl := range []time.Duration{
+		max(backend.MinTTL, e.term/3), e.term + e.term/3 + time.Microsecond,
+	} {
+		c := e.claim(ttl)
+		whole := e.granted(ttl)
 		called := time.Now()
 		next, err := b.succeedsAfter(until(a.take(c), c, called), c.Key)
 		must(err)
 		early := called.Add(whole - backend.Drift(whole)).Sub(next)
-		require(early <= 0, "another token was granted the key %v before the end of a term of %v, asked for as %v", early, whole, ttl)
+		require(early <= 0, "another token was granted the key %v before the end of a term of %v, "+
+			"asked for as %v", early, whole, ttl)
 
 		c = a.hold(ttl)
 		a.outlast(whole)
@@ -82,11 +93,13 @@ func deadlineInTime(e *env) {
 
 var fenceClauses = []clause{
 	{name: "fence-grows", need: fenced, says: saysFence, check: fenceGrows,
-		why: "Every new hold of a key has a larger fence, also after an expiry, KeepUntil or a Wait, and when all drivers that asked for one are closed. A fence is never zero."},
+		why: "Every new hold of a key has a larger fence, also after an expiry, KeepUntil or a " +
+			"Wait, and when all drivers that asked for one are closed. A fence is never zero."},
 	{name: "fence-when-asked", says: saysFence, check: fenceWhenAsked,
 		why: "A fence is zero unless the claim asked for it."},
 	{name: "fence-unsupported", need: unfenced, says: saysUnfenced, check: fenceUnsupported,
-		why: "If a claim asks for a fence, a driver that is not Fenced returns errors.ErrUnsupported and takes nothing."},
+		why: "If a claim asks for a fence, a driver that is not Fenced returns " +
+			"errors.ErrUnsupported and takes nothing."},
 }
 
 // fences checks that each fence of a key is larger than the previous fence.
@@ -98,7 +111,9 @@ type fences struct {
 
 func (e *env) fences() *fences { return &fences{e: e, key: e.key()} }
 
-func (f *fences) claim(ttl time.Duration) backend.Claim { return fencedClaim(f.e.claimOf(f.key, ttl)) }
+func (f *fences) claim(ttl time.Duration) backend.Claim {
+	return fencedClaim(f.e.claimOf(f.key, ttl))
+}
 
 // add ends the try unless the fence of g is larger than the previous fence.
 func (f *fences) add(how string, g backend.Grant) {
@@ -129,31 +144,38 @@ func fenceGrows(e *env) {
 		d := drivers[i/2%2]
 		c := f.take("after a release", d)
 		g := d.keep(c)
-		require(g.Fence == 0 || g.Fence == f.last, "a renewal returns fence %d of a hold with fence %d", g.Fence, f.last)
+		require(g.Fence == 0 || g.Fence == f.last,
+			"a renewal returns fence %d of a hold with fence %d", g.Fence, f.last)
 
 		must(d.refused(f.key))
 		d.give(c)
 		must(drivers[i%2].granted(f.key)) // a hold without a fence
 	}
 
-	a, b := drivers[0], drivers[1]
+	a := drivers[0]
+	b := drivers[1]
 	f.add("first", a.take(f.claim(e.term)))
 	for _, d := range []*driver{b, a} {
 		f.seize("after the end of a term", d, e.term)
 	}
+
 	if e.traits.MinHold {
 		c := f.seize("before KeepUntil", b, e.long)
 		mustf(b.release(keptFor(c, e.term)), "release with KeepUntil")
 	}
-	d, c := a, f.seize("after KeepUntil or the end of a term", a, e.long)
+
+	d := a
+	c := f.seize("after KeepUntil or the end of a term", a, e.long)
 	if e.waiter {
 		w := b.want(f.claim(e.long))
 		e.sleep(e.term / 8)
 		a.give(c)
 		w.granted("Wait")
 		f.add("by Wait", w.grant)
-		d, c = b, w.c
+		d = b
+		c = w.c
 	}
+
 	d.give(c)
 
 	for range 2 {
@@ -161,18 +183,21 @@ func fenceGrows(e *env) {
 		for _, before := range drivers {
 			before.Close()
 		}
+
 		drivers = []*driver{d}
 		d.give(f.take("by a new driver", d))
 	}
 }
 
 func fenceWhenAsked(e *env) {
-	a, key := e.open(), e.key()
+	a := e.open()
+	key := e.key()
 	if e.traits.Fenced {
 		f := fencedClaim(e.claimOf(key, e.long))
 		a.take(f)
 		a.give(f)
 	}
+
 	c := e.claimOf(key, e.long)
 	g := a.take(c)
 	require(g.Fence == 0, "fence %d for a claim that did not ask for one", g.Fence)
@@ -180,13 +205,17 @@ func fenceWhenAsked(e *env) {
 }
 
 func fenceUnsupported(e *env) {
-	a, key := e.open(), e.key()
+	a := e.open()
+	key := e.key()
 	g, err := a.acquire(fencedClaim(e.claimOf(key, e.long)))
-	require(err != nil || g.Fence == 0, "fence %d from a driver that is not Fenced by its Traits", g.Fence)
+	require(err != nil || g.Fence == 0,
+		"fence %d from a driver that is not Fenced by its Traits", g.Fence)
 	must(is("acquire with a fence from a driver that is not Fenced", err, errors.ErrUnsupported))
 	if e.waiter {
 		w := a.want(fencedClaim(e.claimOf(key, e.long)))
-		must(is("wait with a fence for a driver that is not Fenced", e.arrives("Wait", w.done), errors.ErrUnsupported))
+		must(is("wait with a fence for a driver that is not Fenced", e.arrives("Wait", w.done),
+			errors.ErrUnsupported))
 	}
+
 	must(a.granted(key))
 }

@@ -17,19 +17,25 @@ var waitClauses = given(waiter, []clause{
 	{name: "wait-free", says: saysWait, check: pair(waitFree),
 		why: "Wait for a free key returns with it."},
 	{name: "wait-woken", says: saysSignal, check: pairOn(waitWoken),
-		why: "A waiter gets the key at whatever moment it is released: no release falls between Wait's signal and its attempt."},
+		why: "A waiter gets the key at whatever moment it is released: no release falls between " +
+			"Wait's signal and its attempt."},
 	{name: "wait-deadline", says: saysUntil, check: pair(waitDeadline),
-		why: "The deadline of a grant by Wait is after the release before it, and has passed before another waiter is granted the key."},
+		why: "The deadline of a grant by Wait is after the release before it, and has passed " +
+			"before another waiter is granted the key."},
 	{name: "wait-seen", says: saysUntil, check: waitSeen,
-		why: "A driver that has seen a caller wait for longer than a term does not take the key before the deadline of that caller's hold."},
+		why: "A driver that has seen a caller wait for longer than a term does not take the key " +
+			"before the deadline of that caller's hold."},
 	{name: "wait-cancelled", says: saysWaitHeld, check: pair(waitCancelled),
-		why: "If its context ends, a Wait returns ErrHeld. After a release of its token, as after an unknown outcome, no hold and no place in a queue is left."},
+		why: "If its context ends, a Wait returns ErrHeld. After a release of its token, as " +
+			"after an unknown outcome, no hold and no place in a queue is left."},
 	{name: "wait-dead-context", says: saysWaitCtx, check: waitDeadContext,
 		why: "If its context has ended before, a Wait returns and leaves nothing."},
 	{name: "wait-cancel-race", says: saysWaitLeaves, check: pair(waitCancelRace),
-		why: "If a Wait is cancelled while the key is released, it gets the key or leaves nothing. If its error matches its context's error, the engine cleans up."},
+		why: "If a Wait is cancelled while the key is released, it gets the key or leaves " +
+			"nothing. If its error matches its context's error, the engine cleans up."},
 	{name: "wait-independent", says: saysIndependent, check: pair(waitIndependent),
-		why: "A Wait for one key does not delay callers that want another key. Its end does not end another Wait for the same key."},
+		why: "A Wait for one key does not delay callers that want another key. Its end does not " +
+			"end another Wait for the same key."},
 })
 
 func waitFree(e *env, a, b *driver) {
@@ -66,10 +72,14 @@ func waitDeadline(e *env, a, b *driver) {
 	mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
 
 	deadline := until(w.grant, w.c, called)
-	requireInTime(deadline.After(released), "the deadline of a grant is %v before the release of the previous hold", released.Sub(deadline))
+	requireInTime(deadline.After(released),
+		"the deadline of a grant is %v before the release of the previous hold",
+		released.Sub(deadline))
 	next := a.wants(c.Key)
 	next.granted("Wait for a key whose holder got it by waiting and died")
-	require(!deadline.After(time.Now()), "the deadline of a hold by Wait is %v after the grant to the next waiter", time.Until(deadline))
+	require(!deadline.After(time.Now()),
+		"the deadline of a hold by Wait is %v after the grant to the next waiter",
+		time.Until(deadline))
 	next.use()
 }
 
@@ -77,7 +87,9 @@ func waitDeadline(e *env, a, b *driver) {
 // measures a term from the time at which it first saw a token must then begin again.
 func waitSeen(e *env) {
 	must(e.each(2, func(i int) {
-		a, b, observer := e.open(), e.open(), e.open()
+		a := e.open()
+		b := e.open()
+		observer := e.open()
 		c := e.claim(e.long)
 		c.Shared = i == 1 && e.traits.Shared
 		a.take(c)
@@ -102,10 +114,13 @@ func waitCancelled(e *env, a, b *driver) {
 		err := w.cancel()
 		w.abandon(err)
 		requireInTime(errors.Is(err, backend.ErrHeld) || !errors.Is(err, context.Canceled),
-			"a cancelled Wait had no answer of the store in %v, or did not report it: %w", e.term/4, err)
+			"a cancelled Wait had no answer of the store in %v, or did not report it: %w", e.term/4,
+			err)
 		must(is("a cancelled Wait for a held key", err, backend.ErrHeld))
 		if e.traits.Ordered && e.inspector {
-			e.until("the end of a cancelled waiter's place", func() bool { return len(a.inspect(c.Key).Waiters) == 0 })
+			e.until("the end of a cancelled waiter's place", func() bool {
+				return len(a.inspect(c.Key).Waiters) == 0
+			})
 		}
 
 		a.give(c)
@@ -115,12 +130,18 @@ func waitCancelled(e *env, a, b *driver) {
 }
 
 func waitDeadContext(e *env) {
-	a, b, ctx := e.open(), e.open(), e.deadContext()
+	a := e.open()
+	b := e.open()
+	ctx := e.deadContext()
 	holder := a.hold(e.long)
-	free, held := e.claim(e.long), e.claimOf(holder.Key, e.long)
+	free := e.claim(e.long)
+	held := e.claimOf(holder.Key, e.long)
 
 	for _, c := range []backend.Claim{free, held} {
-		err := e.within("Wait with a context that has ended", func() error { return errOf(b.wait(ctx, c)) })
+		err := e.within("Wait with a context that has ended", func() error {
+			return errOf(b.wait(ctx, c))
+		})
+
 		require(err != nil || c.Key != held.Key, "wait for a held key: granted")
 		if err == nil {
 			b.give(c)
@@ -165,14 +186,18 @@ func waitCancelRace(e *env, a, b *driver) {
 }
 
 func waitIndependent(e *env, a, b *driver) {
-	blocked, soon := a.hold(e.long), a.hold(e.long)
-	left, stopped := b.wants(blocked.Key), b.wants(blocked.Key)
+	blocked := a.hold(e.long)
+	soon := a.hold(e.long)
+	left := b.wants(blocked.Key)
+	stopped := b.wants(blocked.Key)
 	e.sleep(e.term / 8)
 
 	next := b.wants(soon.Key)
 	e.sleep(e.term / 8)
 
-	must(e.within("Acquire of one key while others wait for another", func() error { return b.granted(e.key()) }))
+	must(e.within("Acquire of one key while others wait for another", func() error {
+		return b.granted(e.key())
+	}))
 	a.give(soon)
 	next.granted("Wait for one key while others wait for another")
 
@@ -199,7 +224,8 @@ func (e *env) line(n int, quit ...int) (order []int) {
 	c := a.hold(e.long)
 	ws := e.queue(c.Key, n, a, e.drivers()...)
 	for _, i := range quit {
-		ws[i].abandon(ws[i].cancel()) // as the engine does; otherwise this waiter's place could still get the key
+		// As the engine does; otherwise this waiter's place could still get the key.
+		ws[i].abandon(ws[i].cancel())
 	}
 
 	a.give(c)
@@ -208,6 +234,7 @@ func (e *env) line(n int, quit ...int) (order []int) {
 		if slices.Contains(quit, i) {
 			return
 		}
+
 		ws[i].granted("one of the waiters in a line")
 		mu.Lock()
 		order = append(order, i)
@@ -243,7 +270,9 @@ func orderKept(e *env) { e.inOrder(e.line(6, 0, 3)) }
 
 // orderNoBarging makes attempts, which must all be refused while waiters get the key.
 func orderNoBarging(e *env) {
-	a, b, stranger := e.open(), e.open(), e.open()
+	a := e.open()
+	b := e.open()
+	stranger := e.open()
 	c := a.hold(e.long)
 	ws := e.queue(c.Key, 4, a, b)
 	var quit atomic.Bool
@@ -286,6 +315,7 @@ func orderNotClaimed(e *env, a, b *driver) {
 		if i%2 == 1 {
 			by = e.open()
 		}
+
 		a.give(c)
 
 		barge := e.claimOf(c.Key, e.long)
@@ -300,6 +330,7 @@ func orderNotClaimed(e *env, a, b *driver) {
 		if err == nil {
 			return
 		}
+
 		must(is("acquire a key that a waiter wants", err, backend.ErrHeld))
 	}
 
@@ -309,5 +340,6 @@ func orderNotClaimed(e *env, a, b *driver) {
 		}
 	}
 
-	fail("in 30 tries no Acquire got a key before a waiter, and 6 times 6 waiters got it in order of arrival: claim Ordered")
+	fail("in 30 tries no Acquire got a key before a waiter, " +
+		"and 6 times 6 waiters got it in order of arrival: claim Ordered")
 }

@@ -17,7 +17,8 @@ var wakeClauses = given(wakes, []clause{
 	{name: "wake-shared", need: shares, optional: true, says: saysWakes, check: pairOn(wakeShared),
 		why: "The release of the last shared hold wakes a caller that listens and was refused."},
 	{name: "wake-writer-leaves", need: shares, says: saysReaped, check: pairOn(wakeWriterLeaves),
-		why: "If a caller that shared holds have refused several times gives up, the release of its last claim lets new shared claims in."},
+		why: "If a caller that shared holds have refused several times gives up, the release of " +
+			"its last claim lets new shared claims in."},
 	{name: "wake-missed", need: link, optional: true, says: saysMissed, check: wakeMissed,
 		why: "If the link fails, and a release may have been missed, the caller is woken, or its channel is closed."},
 	{name: "wake-down", need: link, says: saysCannotListen, check: wakeDown,
@@ -41,6 +42,7 @@ func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
 			d.e.onEnd(stop)
 			l.wake = wake
 		}
+
 		return err
 	})
 }
@@ -77,10 +79,16 @@ func (l *listener) woken(what string) (open bool) {
 }
 
 func wakeChange(e *env, a, b *driver) {
-	for _, way := range []string{"a release", "a Break", "a release with KeepUntil"} {
-		if way == "a Break" && !e.inspector || way == "a release with KeepUntil" && !e.traits.MinHold {
-			continue
-		}
+	ways := []string{"a release"}
+	if e.inspector {
+		ways = append(ways, "a Break")
+	}
+
+	if e.traits.MinHold {
+		ways = append(ways, "a release with KeepUntil")
+	}
+
+	for _, way := range ways {
 		c := a.hold(e.long)
 		l := b.listens(c.Key)
 		switch way {
@@ -92,12 +100,14 @@ func wakeChange(e *env, a, b *driver) {
 		default:
 			a.give(c)
 		}
+
 		requireInTime(l.woken(way), "the driver stops listening, although the link works")
 	}
 }
 
 func wakeShared(e *env, a, b *driver, key string) {
-	one, two := a.join(key, e.long), b.join(key, e.long)
+	one := a.join(key, e.long)
+	two := b.join(key, e.long)
 	l := b.listens(key)
 	a.give(one)
 	l.refused()
@@ -118,7 +128,8 @@ func wakeWriterLeaves(e *env, a, b *driver, key string) {
 
 func wakeMissed(e *env) {
 	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
+	d := e.openAt(l.Store)
+	b := e.open()
 	for i, state := range []LinkState{Down, Deaf} {
 		e.recovers(d)
 		c := b.hold(e.long)
@@ -126,6 +137,7 @@ func wakeMissed(e *env) {
 			// After the link has failed, Listen may fail for a while.
 			e.retry("Listen", func() error { return errOf(d.listen(c.Key, e.patience)) })
 		}
+
 		caller := d.listens(c.Key)
 		l.Set(state)
 		b.give(c)
@@ -137,7 +149,8 @@ func wakeMissed(e *env) {
 
 func wakeDown(e *env) {
 	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
+	d := e.openAt(l.Store)
+	b := e.open()
 	for _, state := range []LinkState{Down, Hung} {
 		e.recovers(d)
 		c := b.hold(e.long)
@@ -149,6 +162,7 @@ func wakeDown(e *env) {
 			must(unknown(fmt.Sprintf("Listen over a link that is %v", state), err))
 			continue
 		}
+
 		caller.refused()
 		b.give(c)
 		caller.woken(fmt.Sprintf("a release after a Listen while the link was %v", state))
@@ -161,6 +175,7 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 	if w, ok := d.(backend.Waiter); ok {
 		return w.Wait(ctx, c)
 	}
+
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	w := &loan{Waker: d.(backend.Waker), c: c, end: end}
@@ -174,17 +189,21 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 	if c.Fenced {
 		opts = append(opts, hasp.WithFence())
 	}
+
 	if c.Shared {
 		opts = append(opts, hasp.WithShared())
 	}
+
 	lease, err := client.Lock(ctx, c.Key, opts...)
 	if err != nil {
 		var out *unknownOutcome
 		if errors.As(context.Cause(ctx), &out) {
 			err = out.error
 		}
+
 		return backend.Grant{}, err
 	}
+
 	g := w.grant
 	g.Until = lease.Expires()
 	w.given.Store(true)
@@ -208,11 +227,12 @@ func (w *loan) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, err
 	c.Token = w.c.Token
 	g, err := w.Waker.Acquire(ctx, c)
 	if err != nil && !definite(err) {
-		// Do this also if the Client has ended the attempt. Otherwise the Client would attempt again,
-		// and its release of this attempt could remove the hold of the next one, which has the same
-		// token. If the wait has ended, this does nothing.
+		// Do this also if the Client has ended the attempt. Otherwise the Client would attempt
+		// again, and its release of this attempt could remove the hold of the next one, which has
+		// the same token. If the wait has ended, this does nothing.
 		w.end(&unknownOutcome{err})
 	}
+
 	w.grant = g
 	return g, err
 }

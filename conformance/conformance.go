@@ -3,7 +3,8 @@
 //
 //	func TestConformance(t *testing.T) {
 //		conformance.Run(t, conformance.Harness{
-//			Store: func(ctx context.Context) (string, func(), error) { … }, // start a store, return its address
+//			// Store starts a store and returns its address.
+//			Store: func(ctx context.Context) (string, func(), error) { … },
 //			Open:  func(ctx context.Context, store string) (backend.Driver, error) { … },
 //		})
 //	}
@@ -73,7 +74,8 @@ type Harness struct {
 
 	// Term is the term of leases that expire in a clause; default 400 ms. The suite rounds Term up
 	// as the driver's Traits say. Long is a term that outlasts every clause; its default and
-	// minimum are 1 min, or Traits.MaxTTL if that is shorter. Timeout bounds one call to the store; default 3 s.
+	// minimum are 1 min, or Traits.MaxTTL if that is shorter. Timeout bounds one call to the store;
+	// default 3 s.
 	Term, Long, Timeout time.Duration
 
 	// Only selects clauses by name. If it is nil, all clauses run.
@@ -179,7 +181,8 @@ func Check(ctx context.Context, h Harness, report func(Result)) error {
 		return fmt.Errorf("conformance: %w", err)
 	}
 	if len(broken) > 0 {
-		return fmt.Errorf("conformance: %d of %d clauses failed: %s", len(broken), total, strings.Join(broken, ", "))
+		return fmt.Errorf("conformance: %d of %d clauses failed: %s", len(broken), total,
+			strings.Join(broken, ", "))
 	}
 	return nil
 }

@@ -122,6 +122,7 @@ func (d *driver) release(c backend.Claim) error {
 		delete(d.e.held, c.Token)
 		d.e.mu.Unlock()
 	}
+
 	return err
 }
 
@@ -182,7 +183,8 @@ func (d *driver) refused(key string) error { return d.refuses(d.e.claimOf(key, d
 
 // refuses returns an error unless an attempt of c returns ErrHeld.
 func (d *driver) refuses(c backend.Claim) error {
-	return is(fmt.Sprintf("acquire %.60q, which is held", c.Key), errOf(d.acquire(c)), backend.ErrHeld)
+	return is(fmt.Sprintf("acquire %.60q, which is held", c.Key), errOf(d.acquire(c)),
+		backend.ErrHeld)
 }
 
 // granted makes one attempt at key, and releases the hold. It returns an error if one of these
@@ -218,6 +220,7 @@ func (d *driver) seize(claim func() backend.Claim) (c backend.Claim, g backend.G
 			return err
 		})
 	})
+
 	return c, g, err
 }
 
@@ -258,11 +261,14 @@ func (d *driver) inspect(key string) backend.Status {
 func (d *driver) shows(c backend.Claim, fence uint64) {
 	s := d.inspect(c.Key)
 	require(s.Held, "inspect %s, which is held: %+v", brief(c.Key), s)
-	require(s.Owner == "" || s.Owner == c.Owner, "inspect %s: owner %q, want %q", brief(c.Key), s.Owner, c.Owner)
-	require(s.Fence == 0 || s.Fence == fence, "inspect %s: fence %d, want %d", brief(c.Key), s.Fence, fence)
+	require(s.Owner == "" || s.Owner == c.Owner,
+		"inspect %s: owner %q, want %q", brief(c.Key), s.Owner, c.Owner)
+	require(s.Fence == 0 || s.Fence == fence,
+		"inspect %s: fence %d, want %d", brief(c.Key), s.Fence, fence)
 
 	// Allow a second, because a store may count terms in whole seconds.
-	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second, "inspect %s: %v left of a term of %v", brief(c.Key), s.TTL, c.TTL)
+	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second,
+		"inspect %s: %v left of a term of %v", brief(c.Key), s.TTL, c.TTL)
 }
 
 // breakKey breaks key, or ends the try.
@@ -319,6 +325,7 @@ func (d *driver) want(c backend.Claim) *wanted {
 		w.grant = g
 		w.done <- err
 	}()
+
 	return w
 }
 
@@ -372,5 +379,7 @@ func (e *env) queued(d *driver, key string, n int) {
 		e.sleep(e.term / 8)
 		return
 	}
-	e.until(fmt.Sprintf("%d waiters in the result of Inspect", n), func() bool { return len(d.inspect(key).Waiters) >= n })
+	e.until(fmt.Sprintf("%d waiters in the result of Inspect", n), func() bool {
+		return len(d.inspect(key).Waiters) >= n
+	})
 }

@@ -23,9 +23,10 @@ type env struct {
 	allowance
 	ctx context.Context
 
-	mu      sync.Mutex                           // guards the fields below
-	held    map[string]func(ctx context.Context) // maps the token of each hold to the function that releases it
-	first   []func(ctx context.Context)          // the functions to call before the releases
+	mu sync.Mutex // guards the fields below
+	// Maps the token of each hold to the function that releases it.
+	held    map[string]func(ctx context.Context)
+	first   []func(ctx context.Context) // the functions to call before the releases
 	cleanup []func()
 }
 
@@ -76,7 +77,8 @@ func (e *env) close() {
 
 	// Read e.held only after the Waits have ended, because each Wait may have registered a hold.
 	e.mu.Lock()
-	held, cleanup := maps.Clone(e.held), e.cleanup
+	held := maps.Clone(e.held)
+	cleanup := e.cleanup
 	e.mu.Unlock()
 
 	for _, release := range held {
@@ -98,9 +100,11 @@ func (e *env) claim(ttl time.Duration) backend.Claim { return e.claimOf(e.key(),
 
 // claimOf returns the claim of a new attempt at key.
 func (e *env) claimOf(key string, ttl time.Duration) backend.Claim {
-	token := "A" + rand.Text() // begins with a letter, so that a change of case yields another token
-	return backend.Claim{Key: key, Token: token, Owner: "owner-" + strings.ToLower(token[len(token)-6:]),
-		TTL: ttl, Timeout: e.timeout}
+	// Begins with a letter, so that a change of case yields another token.
+	token := "A" + rand.Text()
+	return backend.Claim{Key: key, Token: token,
+		Owner: "owner-" + strings.ToLower(token[len(token)-6:]),
+		TTL:   ttl, Timeout: e.timeout}
 }
 
 func fencedClaim(c backend.Claim) backend.Claim { c.Fenced = true; return c }

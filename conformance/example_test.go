@@ -16,7 +16,9 @@ import (
 func harness() conformance.Harness {
 	store := new(memlock.Store)
 	return conformance.Harness{
-		Open: func(_ context.Context, _ string) (backend.Driver, error) { return store.Driver(), nil },
+		Open: func(_ context.Context, _ string) (backend.Driver, error) {
+			return store.Driver(), nil
+		},
 	}
 }
 

@@ -65,4 +65,5 @@ func TCP(target string) (*Link, error) {
 	}, nil
 }
 
-var states = map[LinkState]faultproxy.State{Slow: {Delay: Delay}, Deaf: {Deaf: true}, Hung: {Stalled: true}, Down: {Down: true}}
+var states = map[LinkState]faultproxy.State{Slow: {Delay: Delay}, Deaf: {Deaf: true},
+	Hung: {Stalled: true}, Down: {Down: true}}

@@ -52,13 +52,15 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 		err := e.arrives(r.what, done)
 		switch {
 		case err == nil:
-			requireInTime(!ended, "%s: it succeeded after %d replies; the store was never seen to carry it out while its reply was lost", r.what, n)
+			requireInTime(!ended, "%s: it succeeded after %d replies; the store was never seen "+
+				"to carry it out while its reply was lost", r.what, n)
 
 			// The call may succeed if the driver may send it again, or if its first request was
 			// lost. Otherwise the reply was late, which only a slow machine explains.
 			requireInTime(r.again || !landed, "%s: no error, want one of unknown outcome", r.what)
 		case errors.Is(err, backend.ErrHeld) && !landed && !e.inspector:
-			mustInTime(err, "%s", r.what) // the function r.landed had taken the key with an attempt of its own
+			// The function r.landed had taken the key with an attempt of its own.
+			mustInTime(err, "%s", r.what)
 		default:
 			must(unknown(r.what, err))
 		}
@@ -67,17 +69,20 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 		if landed {
 			return c, err
 		}
+
 		e.undone(d, b, c, err)
 	}
 
-	requireInTime(false, "%s: after %d round trips the store has not carried it out", r.what, maxReplies)
+	requireInTime(false, "%s: after %d round trips the store has not carried it out", r.what,
+		maxReplies)
 	panic("unreachable")
 }
 
 // lands reports whether the store carries out a call within a term. The channel done receives the
 // error of the call.
 func (e *env) lands(done <-chan error, landed func() bool) bool {
-	e.sleep(e.term / 8) // the function landed may make an attempt, which must not come before the call
+	// The function landed may make an attempt, which must not come before the call.
+	e.sleep(e.term / 8)
 	for began := time.Now(); time.Since(began) < e.term; e.sleep(e.term / 32) {
 		if landed() {
 			return true
@@ -86,6 +91,7 @@ func (e *env) lands(done <-chan error, landed func() bool) bool {
 			return landed()
 		}
 	}
+
 	return false
 }
 
@@ -106,7 +112,8 @@ func (d *driver) holds(key string) bool {
 // the repeat, and the driver would return a definite error.
 func linkSentOnce(e *env) {
 	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
+	d := e.openAt(l.Store)
+	b := e.open()
 	e.recovers(d) // makes connections
 
 	claim := func() backend.Claim { return e.claim(e.long) }
@@ -127,15 +134,19 @@ func linkSentOnce(e *env) {
 
 func linkWaitReply(e *env) {
 	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
+	d := e.openAt(l.Store)
+	b := e.open()
 	e.recovers(d)
 	c, err := e.loses(l, d, b, lostReply{
-		what:   "Wait whose reply is lost",
-		claim:  func() backend.Claim { return e.claim(e.long) },
-		call:   func(c backend.Claim) error { return e.arrives("Wait whose reply is lost", d.want(c).done) },
+		what:  "Wait whose reply is lost",
+		claim: func() backend.Claim { return e.claim(e.long) },
+		call: func(c backend.Claim) error {
+			return e.arrives("Wait whose reply is lost", d.want(c).done)
+		},
 		landed: func(c backend.Claim) bool { return b.holds(c.Key) },
 		again:  true,
 	})
+
 	if err == nil {
 		d.keep(c)
 		d.give(c)
@@ -147,13 +158,16 @@ func linkWaitReply(e *env) {
 // outlives holds back a round trip of a call, until the call's holds have ended and successors hold
 // the keys for the given terms. It does that for each round trip of the call in turn. The function
 // check ends the try if the late round trip has affected the successors.
-func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, cs []backend.Claim) error,
+func (e *env) outlives(what string, terms []time.Duration,
+	call func(d *driver, cs []backend.Claim) error,
 	check func(b *driver, next []backend.Claim)) {
 	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
+	d := e.openAt(l.Store)
+	b := e.open()
 	for n := -1; n < maxReplies; n++ { // if n is -1, the request itself is held back
 		e.recovers(d) // makes connections
-		cs, next := d.holdMany(len(terms), e.long), make([]backend.Claim, len(terms))
+		cs := d.holdMany(len(terms), e.long)
+		next := make([]backend.Claim, len(terms))
 
 		l.disturb(n, Hung)
 		done := e.begin(func() error { return call(d, cs) })
@@ -169,20 +183,23 @@ func (e *env) outlives(what string, terms []time.Duration, call func(d *driver, 
 		// The round trip that was held back is carried out now.
 		l.Set(Up)
 		err := e.arrives(what, done)
-		require(err != nil || n >= 0, "%s: succeeded, although it reached the store when others had the key", what)
+		require(err != nil || n >= 0,
+			"%s: succeeded, although it reached the store when others had the key", what)
 		mustf(e.try(func() { check(b, next) }), "%s, carried out when another had the key", what)
 		if err == nil && ended {
 			return // no reply of the call was held back
 		}
 	}
-	requireInTime(false, "%s: %d of its replies were carried, and it did not succeed", what, maxReplies)
+	requireInTime(false, "%s: %d of its replies were carried, and it did not succeed", what,
+		maxReplies)
 }
 
 // linkLateAcquire holds back each round trip of an attempt in turn, until another driver has taken
 // the key and has renewed its hold.
 func linkLateAcquire(e *env) {
 	l := e.cable()
-	d, b := e.openAt(l.Store), e.open()
+	d := e.openAt(l.Store)
+	b := e.open()
 	for n := -1; n < maxReplies; n++ {
 		e.recovers(d) // makes connections
 		c := e.claim(e.long)
@@ -202,15 +219,19 @@ func linkLateAcquire(e *env) {
 		l.Set(Up)
 		err := e.arrives("an attempt that arrives late", done)
 		if taken == nil {
-			require(err != nil, "an attempt that was held back was granted a key that another holds")
+			require(err != nil,
+				"an attempt that was held back was granted a key that another holds")
 			b.keep(next)
 			b.give(next)
 		}
+
 		if e.undone(d, b, c, err); ended {
 			return // no reply of the call was held back
 		}
 	}
-	requireInTime(false, "an attempt: %d of its replies were carried, and it did not end", maxReplies)
+
+	requireInTime(false, "an attempt: %d of its replies were carried, and it did not end",
+		maxReplies)
 }
 
 func linkLateRelease(e *env) {
@@ -245,13 +266,16 @@ func linkEnds(e *env) {
 			d.mine(c) // c may be in the store, whatever Acquire returns
 			return errOf(d.Acquire(ctx, c))
 		},
-		"Release": func(ctx context.Context) error { return d.Release(ctx, e.claimOf(held.Key, e.long)) },
+		"Release": func(ctx context.Context) error {
+			return d.Release(ctx, e.claimOf(held.Key, e.long))
+		},
 	} {
 		n := -1
 		for e.endsInTime(l, n, what+" of a store that hangs", call) {
 			e.recovers(d)
 			n++
-			requireInTime(n < maxReplies, "%s: %d of its replies were carried, and it did not succeed", what, n)
+			requireInTime(n < maxReplies,
+				"%s: %d of its replies were carried, and it did not succeed", what, n)
 		}
 	}
 }
@@ -259,12 +283,15 @@ func linkEnds(e *env) {
 // endsInTime lets the store hang after n replies of a call, and ends the call's context. The call
 // must then return promptly. endsInTime makes several calls and judges the fastest, because the
 // machine may be slow. It reports whether the call needs more than n replies.
-func (e *env) endsInTime(l *Link, n int, what string, call func(ctx context.Context) error) (more bool) {
+func (e *env) endsInTime(
+	l *Link, n int, what string, call func(ctx context.Context) error,
+) (more bool) {
 	defer l.Set(Up)
 	best := e.patience
 	for range 4 {
 		l.Set(Up)
-		pause := e.h.Term / 4 // do not use e.term, because a driver may end a call after some seconds
+		// Do not use e.term, because a driver may end a call after some seconds.
+		pause := e.h.Term / 4
 		end := time.Now().Add(pause)
 		ctx, cancel := context.WithDeadline(e.ctx, end)
 		if e.traits.Cancellation == backend.CancelPrompt {
@@ -286,6 +313,7 @@ func (e *env) endsInTime(l *Link, n int, what string, call func(ctx context.Cont
 		}
 	}
 
-	requireInTime(best <= e.promptly, "of several calls of %s the fastest ended %v after its context", what, best)
+	requireInTime(best <= e.promptly,
+		"of several calls of %s the fastest ended %v after its context", what, best)
 	return true
 }

@@ -30,7 +30,8 @@ func Run(t *testing.T, h Harness) {
 
 	// If flags select some subtests, run only these clauses.
 	value := func(f string) string { return flag.Lookup(f).Value.String() }
-	picked := strings.Count(value("test.run"), "/") > strings.Count(t.Name(), "/") || value("test.skip") != ""
+	deeper := strings.Count(value("test.run"), "/") > strings.Count(t.Name(), "/")
+	picked := deeper || value("test.skip") != ""
 	cs := s.clauses()
 	var results []chan Result
 	if !picked {
@@ -57,7 +58,8 @@ func Run(t *testing.T, h Harness) {
 // summary returns one line about how much a run has checked. The line is printed even without -v,
 // so that users notice skipped clauses in a test that passes.
 func summary(h Harness, counts map[string]int) string {
-	line := fmt.Sprintf("conformance: %s: %d clauses passed, %d failed, %d skipped", h.Name, counts[passed], counts[failed], counts[skipped])
+	line := fmt.Sprintf("conformance: %s: %d clauses passed, %d failed, %d skipped", h.Name,
+		counts[passed], counts[failed], counts[skipped])
 	var missing []string
 	for _, hook := range hooks {
 		if !hook.has(&h) {

@@ -184,15 +184,22 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 	var skip *skipError
 	switch {
 	case errors.As(err, &skip):
-		r.Status, r.Reason = skipped, skip.reason
+		r.Status = skipped
+		r.Reason = skip.reason
 	case declared && err != nil:
-		r.Status, r.Reason = skipped, cannot+" ("+err.Error()+")"
+		r.Status = skipped
+		r.Reason = cannot + " (" + err.Error() + ")"
 	case declared:
-		r.Status, r.Err = failed, fmt.Errorf("the clause is met, although Harness.Cannot declares that it cannot be (%s): remove the declaration", cannot)
+		r.Status = failed
+		r.Err = fmt.Errorf("the clause is met, although Harness.Cannot declares "+
+			"that it cannot be (%s): remove the declaration", cannot)
 	case err != nil && c.optional:
-		r.Status, r.Err = failed, fmt.Errorf("%w (a store that cannot meet this clause may declare it in Harness.Cannot)", err)
+		r.Status = failed
+		r.Err = fmt.Errorf(
+			"%w (a store that cannot meet this clause may declare it in Harness.Cannot)", err)
 	case err != nil:
-		r.Status, r.Err = failed, err
+		r.Status = failed
+		r.Err = err
 	}
 	if r.Status == failed && c.name == firstClause {
 		s.hopeless.Store(true)
@@ -205,23 +212,30 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err error) {
 	for n := range tries {
 		p := s.paceOf(n)
-		began, stalls := time.Now(), stall.Watch(nil)
+		began := time.Now()
+		stalls := stall.Watch(nil)
 		err = s.once(ctx, c, p)
-		took, stalled := time.Since(began), stalls()
+		took := time.Since(began)
+		stalled := stalls()
 
 		// A failure does not count if the machine or the store was slow: this process did not run
 		// for a while, long holds may have expired, or a call had no answer for a whole timeout.
 		var late *slowError
 		var skip *skipError
-		silent := took >= p.timeout && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded))
+		noAnswer := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
+		silent := noAnswer && took >= p.timeout
 		disturbed := stalled > p.term/8 || took > p.long/2 || silent
+		slowly := disturbed || errors.As(err, &late)
+		over := err == nil || ctx.Err() != nil || took > limit
 		switch {
-		case err == nil || errors.As(err, &skip) || ctx.Err() != nil || took > limit || !disturbed && !errors.As(err, &late):
+		case over || errors.As(err, &skip) || !slowly:
 			return earlier, err
 		case n == tries-1 && stalled > p.term/8:
-			return nil, &skipError{fmt.Sprintf("this machine is too slow: this process did not run for %v of a term of %v (%v)", stalled, p.term, err)}
+			return nil, &skipError{fmt.Sprintf("this machine is too slow: "+
+				"this process did not run for %v of a term of %v (%v)", stalled, p.term, err)}
 		}
-		earlier = append(earlier, fmt.Sprintf("with a term of %v, of which this process did not run for %v: %v", p.term, stalled, err))
+		earlier = append(earlier, fmt.Sprintf(
+			"with a term of %v, of which this process did not run for %v: %v", p.term, stalled, err))
 	}
 	return earlier, err
 }

@@ -39,16 +39,32 @@ func TestVerdicts(t *testing.T) {
 		text   string // a part of the reason or of the error
 		times  int    // how often the clause is tried
 	}{
-		"pass":                   {clause{check: func(*env) {}}, "", passed, "", 1},
-		"fail":                   {clause{check: func(*env) { must(boom) }}, "", failed, "boom", 1},
-		"setup fails":            {clause{check: func(*env) { mustf(boom, "set up") }}, "", failed, "boom", 1},
-		"panic":                  {clause{check: func(*env) { panic("ouch") }}, "", failed, "ouch", 1},
-		"not needed":             {clause{need: fenced, check: func(*env) { must(boom) }}, "", skipped, "not Fenced by its Traits", 0},
-		"no hook":                {clause{need: link, check: func(*env) { must(boom) }}, "", skipped, "Harness.Link is nil", 0},
-		"hook cannot":            {clause{check: func(*env) { hooked(fmt.Errorf("no disk: %w", errors.ErrUnsupported)) }}, "", skipped, "no disk", 1},
-		"hook fails":             {clause{check: func(*env) { hooked(boom) }}, "", failed, "boom", 1},
-		"slow for ever":          {clause{check: func(*env) { mustInTime(boom, "late") }}, "", failed, "boom", tries},
-		"slow in a joined error": {clause{check: func(*env) { must(errors.Join(nil, slow("late"))) }}, "", failed, "late", tries},
+		"pass": {clause{check: func(*env) {}}, "", passed, "", 1},
+		"fail": {clause{check: func(*env) { must(boom) }}, "", failed, "boom", 1},
+		"setup fails": {clause{check: func(*env) {
+			mustf(boom, "set up")
+		}}, "", failed, "boom", 1},
+		"panic": {clause{check: func(*env) {
+			panic("ouch")
+		}}, "", failed, "ouch", 1},
+		"not needed": {clause{need: fenced, check: func(*env) {
+			must(boom)
+		}}, "", skipped, "not Fenced by its Traits", 0},
+		"no hook": {clause{need: link, check: func(*env) {
+			must(boom)
+		}}, "", skipped, "Harness.Link is nil", 0},
+		"hook cannot": {clause{check: func(*env) {
+			hooked(fmt.Errorf("no disk: %w", errors.ErrUnsupported))
+		}}, "", skipped, "no disk", 1},
+		"hook fails": {clause{check: func(*env) {
+			hooked(boom)
+		}}, "", failed, "boom", 1},
+		"slow for ever": {clause{check: func(*env) {
+			mustInTime(boom, "late")
+		}}, "", failed, "boom", tries},
+		"slow in a joined error": {clause{check: func(*env) {
+			must(errors.Join(nil, slow("late")))
+		}}, "", failed, "late", tries},
 		// If a slow machine may have caused the first failure, it does not count, and the result
 		// says so.
 		"slow once": {clause{check: func(e *env) {
@@ -60,9 +76,14 @@ func TestVerdicts(t *testing.T) {
 				fail("late")
 			}
 		}}, "", passed, "late", 2},
-		"declared":          {clause{optional: true, check: func(*env) { must(boom) }}, "small", skipped, "small (boom)", 1},
-		"declared, but met": {clause{optional: true, check: func(*env) {}}, "small", failed, "remove the declaration", 1},
-		"does not return":   {clause{check: func(e *env) { <-time.After(time.Hour) }}, "", failed, "TestVerdicts", 1},
+		"declared": {clause{optional: true, check: func(*env) {
+			must(boom)
+		}}, "small", skipped, "small (boom)", 1},
+		"declared, but met": {clause{optional: true, check: func(*env) {}}, "small", failed,
+			"remove the declaration", 1},
+		"does not return": {clause{check: func(e *env) {
+			<-time.After(time.Hour)
+		}}, "", failed, "TestVerdicts", 1},
 		"one part does not return": {clause{check: func(e *env) {
 			must(e.within("the call", func() error { <-e.ctx.Done(); return nil }))
 		}}, "", failed, "the call does not return", 1},
@@ -91,7 +112,8 @@ func TestVerdicts(t *testing.T) {
 				if r.Err != nil {
 					said = r.Err.Error()
 				}
-				if r.Status != tt.want || !strings.Contains(said, tt.text) || (tt.text == "") != (said == "") {
+				says := strings.Contains(said, tt.text) && (tt.text == "") == (said == "")
+				if r.Status != tt.want || !says {
 					t.Errorf("got %v %q, want %v %q", r.Status, said, tt.want, tt.text)
 				}
 				if len(terms) != tt.times {
@@ -122,7 +144,9 @@ func TestPace(t *testing.T) {
 		s := &suite{traits: backend.Traits{MaxTTL: most}}
 		s.h.setDefaults()
 		p := s.paceOf(tries - 1)
-		if most != 10*time.Second && p.term < 14*time.Second || most == 0 && p.term < 25*time.Second || p.long < 8*p.term || most > 0 && p.long+2*backend.Drift(p.long) > most {
+		least := map[time.Duration]time.Duration{0: 25 * time.Second, 2 * time.Minute: 14 * time.Second}
+		tooLong := most > 0 && p.long+2*backend.Drift(p.long) > most
+		if p.term < least[most] || p.long < 8*p.term || tooLong {
 			t.Errorf("with a MaxTTL of %v: %+v", most, p)
 		}
 	}
@@ -134,10 +158,16 @@ func TestHarnessIsChecked(t *testing.T) {
 		"Open is nil":            {},
 		"one of Stop and Start":  {Open: openInert, Stop: stop},
 		`Others: "other" is nil`: {Open: openInert, Others: map[string]opener{"other": nil}},
-		`no clause "relase"`:     {Open: openInert, Cannot: map[string]string{"relase": "misspelt"}},
-		"must meet \"acquire-":   {Open: openInert, Cannot: map[string]string{"acquire-excludes": "too hard"}},
-		"start the store: no":    {Open: openInert, Store: func(context.Context) (string, func(), error) { return "", nil, errors.New("no") }},
-		"open a driver: nil":     {Open: func(context.Context, string) (backend.Driver, error) { return nil, nil }},
+		`no clause "relase"`: {Open: openInert,
+			Cannot: map[string]string{"relase": "misspelt"}},
+		"must meet \"acquire-": {Open: openInert,
+			Cannot: map[string]string{"acquire-excludes": "too hard"}},
+		"start the store: no": {Open: openInert, Store: func(context.Context) (string, func(), error) {
+			return "", nil, errors.New("no")
+		}},
+		"open a driver: nil": {Open: func(context.Context, string) (backend.Driver, error) {
+			return nil, nil
+		}},
 	} {
 		err := Check(t.Context(), h, func(r Result) { t.Errorf("%s was tried", r.Name) })
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -206,8 +236,11 @@ func (refusing) Acquire(context.Context, backend.Claim) (backend.Grant, error) {
 }
 
 func TestSummaryNamesTheHooksThatAreNil(t *testing.T) {
-	h := Harness{Name: "It", Stop: func(context.Context, string) error { return nil }, Others: map[string]opener{"": nil}}
-	const want = "conformance: It: 3 clauses passed, 0 failed, 7 skipped; hooks that are nil: Store, Link, Flush, Kick, Commands, Entries, Sweep"
+	h := Harness{Name: "It", Stop: func(context.Context, string) error {
+		return nil
+	}, Others: map[string]opener{"": nil}}
+	const want = "conformance: It: 3 clauses passed, 0 failed, 7 skipped; " +
+		"hooks that are nil: Store, Link, Flush, Kick, Commands, Entries, Sweep"
 	if got := summary(h, map[string]int{passed: 3, skipped: 7}); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -29,7 +29,8 @@ type clause struct {
 // table has every clause, in the order of the results.
 var table = sorted(
 	acquireClauses, termClauses, releaseClauses, renewClauses, keyClauses, fenceClauses,
-	keepClauses, sharedClauses, waitClauses, wakeClauses, orderClauses, inspectClauses, listClauses, closeClauses,
+	keepClauses, sharedClauses, waitClauses, wakeClauses, orderClauses, inspectClauses, listClauses,
+	closeClauses,
 	historyClauses, otherClauses, processClauses,
 	linkClauses, restartClauses, costClauses, leftoverClauses,
 )
@@ -86,23 +87,35 @@ func (n need) missing(s *suite) string {
 
 // These are the needs of clauses that depend on the driver.
 var (
-	waiter    = needs("the driver is neither a Waiter nor a Waker", func(s *suite) bool { return s.waiter })
+	waiter = needs("the driver is neither a Waiter nor a Waker", func(s *suite) bool {
+		return s.waiter
+	})
 	wakes     = needs("the driver is not a Waker", func(s *suite) bool { return s.waker })
 	inspector = needs("the driver is not an Inspector", func(s *suite) bool { return s.inspector })
-	shown     = needs("the driver is neither an Inspector nor a Lister", func(s *suite) bool { return s.inspector || s.lister })
+	shown     = needs("the driver is neither an Inspector nor a Lister", func(s *suite) bool {
+		return s.inspector || s.lister
+	})
 	lister    = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })
 	ordered   = needs("not Ordered by its Traits", func(s *suite) bool { return s.traits.Ordered })
-	unordered = all(needs("Ordered by its Traits", func(s *suite) bool { return !s.traits.Ordered }), waiter)
-	fenced    = needs("not Fenced by its Traits", func(s *suite) bool { return s.traits.Fenced })
-	unfenced  = needs("Fenced by its Traits", func(s *suite) bool { return !s.traits.Fenced })
-	keeps     = needs("no MinHold by its Traits", func(s *suite) bool { return s.traits.MinHold })
-	unkept    = needs("MinHold by its Traits", func(s *suite) bool { return !s.traits.MinHold })
-	shares    = needs("no Shared by its Traits", func(s *suite) bool { return s.traits.Shared })
-	unshared  = needs("Shared by its Traits", func(s *suite) bool { return !s.traits.Shared })
-	polling   = needs("the driver is a Waiter", func(s *suite) bool { return !s.waiter || s.waker })
-	ends      = needs("ends a call sometime by its Traits", func(s *suite) bool { return s.traits.Cancellation != backend.CancelNone })
-	limited   = needs("grants any term by its Traits", func(s *suite) bool { return s.traits.MaxTTL > 0 })
-	processes = needs("reaches one process by its Traits", func(s *suite) bool { return s.traits.Reach != backend.Process })
+	unordered = all(needs("Ordered by its Traits", func(s *suite) bool {
+		return !s.traits.Ordered
+	}), waiter)
+	fenced   = needs("not Fenced by its Traits", func(s *suite) bool { return s.traits.Fenced })
+	unfenced = needs("Fenced by its Traits", func(s *suite) bool { return !s.traits.Fenced })
+	keeps    = needs("no MinHold by its Traits", func(s *suite) bool { return s.traits.MinHold })
+	unkept   = needs("MinHold by its Traits", func(s *suite) bool { return !s.traits.MinHold })
+	shares   = needs("no Shared by its Traits", func(s *suite) bool { return s.traits.Shared })
+	unshared = needs("Shared by its Traits", func(s *suite) bool { return !s.traits.Shared })
+	polling  = needs("the driver is a Waiter", func(s *suite) bool { return !s.waiter || s.waker })
+	ends     = needs("ends a call sometime by its Traits", func(s *suite) bool {
+		return s.traits.Cancellation != backend.CancelNone
+	})
+	limited = needs("grants any term by its Traits", func(s *suite) bool {
+		return s.traits.MaxTTL > 0
+	})
+	processes = needs("reaches one process by its Traits", func(s *suite) bool {
+		return s.traits.Reach != backend.Process
+	})
 )
 
 // These are the needs of clauses that depend on a hook of the Harness.
