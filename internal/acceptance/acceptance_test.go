@@ -41,7 +41,9 @@ func TestEveryStrategyConforms(t *testing.T) {
 			case strategy == "redlock":
 				// A restarted node does not vote for max_ttl, and the suite waits for 20 s.
 				h.Open = opener(strategy, map[string]string{"timeout": "20s", "max_ttl": "10s"})
-				h.Cannot = map[string]string{"restart-with-data": "when the nodes vote again, every term has ended"}
+				h.Cannot = map[string]string{
+					"restart-with-data": "when the nodes vote again, every term has ended",
+				}
 			case slices.Contains(onRedis(), strategy):
 				h.Others = map[string]func(context.Context, string) (backend.Driver, error){}
 				for _, other := range onRedis() {
@@ -60,7 +62,9 @@ func TestEveryStrategyConforms(t *testing.T) {
 var patient = map[string]string{"timeout": "20s"}
 
 // opener returns a Harness.Open that opens a strategy as users do.
-func opener(strategy string, p map[string]string) func(ctx context.Context, store string) (backend.Driver, error) {
+func opener(
+	strategy string, p map[string]string,
+) func(ctx context.Context, store string) (backend.Driver, error) {
 	return func(ctx context.Context, store string) (backend.Driver, error) {
 		return hasp.Config{Strategy: strategy, Nodes: []string{store}, Params: p}.Driver(ctx)
 	}

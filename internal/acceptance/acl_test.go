@@ -20,7 +20,8 @@ import (
 // each topology, and the rights that are needed in addition in some cases.
 func rules(t *testing.T) (strategies map[string]map[string][]string, besides map[string][]string) {
 	text := await.Value(os.ReadFile("../../docs/redis.md"))
-	strategies, besides = map[string]map[string][]string{}, map[string][]string{}
+	strategies = map[string]map[string][]string{}
+	besides = map[string][]string{}
 	_, tables, ok := strings.Cut(string(text), "\n## What the user must be allowed\n")
 	if !ok {
 		t.Fatal("docs/redis.md: no such heading")
@@ -89,7 +90,8 @@ func (p *place) refused(t *testing.T, name string) (all []string) {
 func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 	use := func(ctx context.Context, name, more string, wait time.Duration) error {
 		u := strategy + "+" + p.url + "?prefix=app:" + p.params + more
-		return p.use(ctx, strings.NewReplacer("USER", name+":secret", "NAME", name).Replace(u), name, wait)
+		return p.use(ctx, strings.NewReplacer("USER", name+":secret", "NAME", name).Replace(u),
+			name, wait)
 	}
 	t.Run("all", func(t *testing.T) {
 		t.Parallel()
@@ -107,8 +109,11 @@ func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 			// On a slow machine, the command that must be refused may come only after a longer
 			// wait.
 			for wait := 50 * time.Millisecond; ; wait *= 4 {
-				name := p.user(t, slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return r == rule }))
-				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond+6*wait) // work waits four times
+				name := p.user(t, slices.DeleteFunc(slices.Clone(rules), func(r string) bool {
+					return r == rule
+				}))
+				// The function work waits four times.
+				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond+6*wait)
 				err := use(ctx, name, "", wait)
 				cancel()
 				if all := p.refused(t, name); len(all) > 0 {
@@ -170,7 +175,9 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 			try("unlock", fmt.Errorf("of a broken key: %w", err))
 		}
 	})
-	with("fenced", func(key string, lease *hasp.Lease) { try("unlock", lease.Unlock(ctx)) }, hasp.WithFence())
+	with("fenced", func(key string, lease *hasp.Lease) {
+		try("unlock", lease.Unlock(ctx))
+	}, hasp.WithFence())
 	with("kept", func(key string, lease *hasp.Lease) {
 		try("unlock", lease.Unlock(ctx))
 		if _, err := two.TryLock(ctx, key); !errors.Is(err, hasp.ErrHeld) {
@@ -185,7 +192,10 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 }
 
 // readers makes every kind of call for shared holds, if the strategy has them.
-func readers(ctx context.Context, one, two *hasp.Client, key string, wait time.Duration, try func(what string, err error)) {
+func readers(
+	ctx context.Context, one, two *hasp.Client, key string, wait time.Duration,
+	try func(what string, err error),
+) {
 	first, err := one.TryLock(ctx, key, hasp.WithShared(), hasp.WithoutRenewal())
 	if errors.Is(err, errors.ErrUnsupported) {
 		return
@@ -209,7 +219,10 @@ func readers(ctx context.Context, one, two *hasp.Client, key string, wait time.D
 }
 
 // handsOver releases a lease while another Client waits for its key.
-func handsOver(ctx context.Context, lease *hasp.Lease, other *hasp.Client, wait time.Duration, try func(what string, err error)) {
+func handsOver(
+	ctx context.Context, lease *hasp.Lease, other *hasp.Client, wait time.Duration,
+	try func(what string, err error),
+) {
 	waited := make(chan error)
 	go func() {
 		lease, err := other.Lock(ctx, lease.Key())
@@ -247,12 +260,14 @@ func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 		},
 		"sentinel": func(t *testing.T) *place {
 			set := redistest.StartSentinel(t, log)
-			return &place{set.Servers, strings.Replace(set.URL(), "://", "://USER@", 1), "&replicas=1", work}
+			return &place{set.Servers, strings.Replace(set.URL(), "://", "://USER@", 1),
+				"&replicas=1", work}
 		},
 		"cluster": func(t *testing.T) *place {
 			set := redistest.StartCluster(t, log)
 			set.Move(moving)
-			return &place{set.Servers, strings.Replace(set.URL(), "://", "://USER@", 1), "&replicas=1", work}
+			return &place{set.Servers, strings.Replace(set.URL(), "://", "://USER@", 1),
+				"&replicas=1", work}
 		},
 	}
 	for on, start := range places {
@@ -270,7 +285,8 @@ func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 					if on != "server" {
 						more = append(slices.Clone(more), besides["replicas"]...)
 					}
-					all, drop := append(slices.Clone(own), more...), more
+					all := append(slices.Clone(own), more...)
+					drop := more
 					if !slices.Equal(own, strategies[strategy]["sentinel"]) || on == "server" {
 						drop = all
 					}
@@ -282,7 +298,8 @@ func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 	t.Run("each node", func(t *testing.T) {
 		t.Parallel()
 		nodes := redistest.StartNodes(t, 3, log)
-		p := &place{nodes.Servers, strings.Replace(nodes.URL(), "://", "://USER@", 1), "&max_ttl=2h", work}
+		p := &place{nodes.Servers, strings.Replace(nodes.URL(), "://", "://USER@", 1),
+			"&max_ttl=2h", work}
 		own := strategies["redlock"]["each node"]
 		if own == nil {
 			t.Fatal("docs/redis.md has no rules for redlock on each node")
@@ -296,7 +313,8 @@ func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 		more := besides["hasp ls, hasp ui and Client.List"]
 		for _, strategy := range onRedis() {
 			t.Run(strategy, func(t *testing.T) {
-				p.needs(t, strategy, append(slices.Clone(strategies[strategy]["server"]), more...), more)
+				p.needs(t, strategy, append(slices.Clone(strategies[strategy]["server"]), more...),
+					more)
 			})
 		}
 	})
@@ -305,7 +323,8 @@ func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 		p := places["server"](t)
 		p.url = strings.TrimSuffix(p.url, "0") + "1"
 		more := besides["a database other than 0"]
-		p.needs(t, "spinlock", append(slices.Clone(strategies["spinlock"]["server"]), more...), more)
+		p.needs(t, "spinlock", append(slices.Clone(strategies["spinlock"]["server"]), more...),
+			more)
 	})
 	t.Run("sentinels", func(t *testing.T) {
 		t.Parallel()

@@ -99,7 +99,8 @@ func TestLeasesSurviveAFailoverOrAreToldLost(t *testing.T) {
 	rdb := master.Client()
 	eventually(t, "replicas", func() error {
 		rdb.ClientKillByFilter(t.Context(), "type", "replica")
-		if info := rdb.Info(t.Context(), "replication").Val(); !strings.Contains(info, "connected_slaves:0") {
+		info := rdb.Info(t.Context(), "replication").Val()
+		if !strings.Contains(info, "connected_slaves:0") {
 			return fmt.Errorf("%s", info)
 		}
 		return nil

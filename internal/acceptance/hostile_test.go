@@ -50,12 +50,13 @@ var replies = map[string]garbage{
 	"a fence that is a number": {reply: "*2\r\n:1\r\n:5\r\n"},
 	"a fence that is none":     {reply: "*2\r\n:1\r\n$3\r\nabc\r\n"},
 	"a negative fence":         {reply: "*2\r\n:1\r\n$2\r\n-5\r\n"},
-	"a fence beyond all":       {reply: "*3\r\n:1\r\n$20\r\n99999999999999999999\r\n$0\r\n\r\n", record: true},
-	"no fence and no term":     {reply: "*3\r\n:0\r\n$1\r\nx\r\n$1\r\ny\r\n", record: true},
-	"a term below none":        {reply: "*3\r\n:0\r\n:-9223372036854775808\r\n$0\r\n\r\n"},
-	"a state of wrong types":   {reply: "*7\r\n:1\r\n$1\r\n1\r\n:0\r\n:5\r\n:5\r\n:5\r\n:1\r\n"},
-	"ten of all":               {reply: "*10\r\n" + strings.Repeat(":1\r\n", 10)},
-	"an attribute":             {reply: "|1\r\n+a\r\n:1\r\n+FINE\r\n"},
+	"a fence beyond all": {reply: "*3\r\n:1\r\n$20\r\n99999999999999999999\r\n$0\r\n\r\n",
+		record: true},
+	"no fence and no term":   {reply: "*3\r\n:0\r\n$1\r\nx\r\n$1\r\ny\r\n", record: true},
+	"a term below none":      {reply: "*3\r\n:0\r\n:-9223372036854775808\r\n$0\r\n\r\n"},
+	"a state of wrong types": {reply: "*7\r\n:1\r\n$1\r\n1\r\n:0\r\n:5\r\n:5\r\n:5\r\n:1\r\n"},
+	"ten of all":             {reply: "*10\r\n" + strings.Repeat(":1\r\n", 10)},
+	"an attribute":           {reply: "|1\r\n+a\r\n:1\r\n+FINE\r\n"},
 
 	"error":          {reply: "-ERR no\r\n"},
 	"blob error":     {reply: "!5\r\nERR x\r\n"},
@@ -95,7 +96,8 @@ func hostiles(t *testing.T) map[string]*hostile {
 	t.Helper()
 	all := map[string]*hostile{}
 	for _, strategy := range []string{"spinlock", "pubsublock", "fairlock", "redlock"} {
-		for way, open := range map[string]func(h *hostile, srv *redistest.Server) (backend.Driver, error){
+		type opens = func(h *hostile, srv *redistest.Server) (backend.Driver, error)
+		for way, open := range map[string]opens{
 			"URL": (*hostile).byURL, "client": (*hostile).overClient,
 		} {
 			srv := redistest.Start(t, &redistest.Options{Own: true})
@@ -162,7 +164,8 @@ var calls = map[string]func(ctx context.Context, d backend.Driver, key string) e
 	},
 	"renew": func(ctx context.Context, d backend.Driver, key string) error {
 		err := errors.New("not answered")
-		d.Renew(ctx, []backend.Claim{strategytest.Claim(key)}, func(_ int, _ backend.Grant, e error) { err = e })
+		cs := []backend.Claim{strategytest.Claim(key)}
+		d.Renew(ctx, cs, func(_ int, _ backend.Grant, e error) { err = e })
 		return err
 	},
 	"release": func(ctx context.Context, d backend.Driver, key string) error {
@@ -222,7 +225,8 @@ func (a answer) isOutage() bool {
 func (h *hostile) valid(g garbage, a answer) bool {
 	switch {
 	case g.held: // spinlock and redlock send SET
-		return errors.Is(a.err, backend.ErrHeld) && (h.strategy == "spinlock" || h.strategy == "redlock")
+		sends := h.strategy == "spinlock" || h.strategy == "redlock"
+		return sends && errors.Is(a.err, backend.ErrHeld)
 	case g.crowd:
 		counts := h.strategy == "pubsublock" || h.strategy == "redlock"
 		return a.err == nil && a.op == "release" && counts

@@ -27,7 +27,9 @@ func startServers(t *testing.T, n int) (all strategytest.Nodes, url string, err 
 		var addr string
 		if os.Getenv(redistest.Env) == "container" {
 			c := container.Start(t)
-			addr, node.Stop, node.Start = c.Addr, c.Kill, c.Start
+			addr = c.Addr
+			node.Stop = c.Kill
+			node.Start = c.Start
 		} else {
 			p := redistest.Start(t, &redistest.Options{Own: true, Real: true, Keep: true})
 			addr = p.Addr
@@ -40,7 +42,8 @@ func startServers(t *testing.T, n int) (all strategytest.Nodes, url string, err 
 		t.Cleanup(node.Proxy.Close)
 		node.Redis = redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 		t.Cleanup(func() { node.Redis.Close() })
-		all, addrs = append(all, node), append(addrs, node.Proxy.Addr())
+		all = append(all, node)
+		addrs = append(addrs, node.Proxy.Addr())
 	}
 	return all, "redis://" + strings.Join(addrs, ","), nil
 }
@@ -75,12 +78,14 @@ func inRedis(n int, cost conformance.Cost) func(t *testing.T, h *conformance.Har
 func link(_ context.Context, store string) (*conformance.Link, error) {
 	var proxies []*faultproxy.Proxy
 	var addrs []string
-	for addr := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(store, "redis://"), "/0"), ",") {
+	list := strings.TrimSuffix(strings.TrimPrefix(store, "redis://"), "/0")
+	for addr := range strings.SplitSeq(list, ",") {
 		p, err := proxy(addr)
 		if err != nil {
 			return nil, err
 		}
-		proxies, addrs = append(proxies, p), append(addrs, p.Addr())
+		proxies = append(proxies, p)
+		addrs = append(addrs, p.Addr())
 	}
 	return strategytest.Link("redis://"+strings.Join(addrs, ","), proxies), nil
 }

@@ -36,7 +36,8 @@ func TestAPI(t *testing.T) {
 	if bytes.Equal(got, want) {
 		return
 	}
-	gotLines, wantLines := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
+	gotLines := strings.Split(string(got), "\n")
+	wantLines := strings.Split(string(want), "\n")
 	for _, l := range gotLines {
 		if !slices.Contains(wantLines, l) {
 			t.Errorf("new:  %s", l)
@@ -74,7 +75,8 @@ func sources(t *testing.T, f func(file *ast.File), without ...string) {
 			return err
 		}
 		name := d.Name()
-		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || slices.Contains(without, name)) {
+		out := strings.HasPrefix(name, ".") || slices.Contains(without, name)
+		if d.IsDir() && path != root && out {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {

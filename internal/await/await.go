@@ -66,7 +66,8 @@ var errNot = errors.New("it is not so")
 // Success calls f until f returns nil.
 func Success(t testing.TB, what string, f func() error) {
 	t.Helper()
-	pause, end := time.Millisecond, time.Now().Add(Patience)
+	pause := time.Millisecond
+	end := time.Now().Add(Patience)
 	for {
 		err := f()
 		if err == nil {
@@ -96,7 +97,8 @@ func Undisturbed(t testing.TB, limit time.Duration, probe func(), f func() (wron
 		case still <= limit:
 			t.Fatal(wrong)
 		}
-		t.Logf("tried again, because the machine stood still (%v, want %v at most): %s", still, limit, wrong)
+		t.Logf("tried again, because the machine stood still (%v, want %v at most): %s", still,
+			limit, wrong)
 	}
 	t.Skip("this machine is too slow")
 }

@@ -23,12 +23,14 @@ func (d *double) stop(end string)           { d.end = end; panic(d) }
 
 // ends runs f as a test. It returns how the test ends, and how long it took.
 func ends(f func(t testing.TB)) (end string, after time.Duration) {
-	began, d := time.Now(), &double{}
+	began := time.Now()
+	d := &double{}
 	defer func() {
 		if p := recover(); p != nil && p != any(d) {
 			panic(p)
 		}
-		end, after = d.end, time.Since(began)
+		end = d.end
+		after = time.Since(began)
 	}()
 	f(d)
 	return
@@ -53,13 +55,19 @@ func TestEnds(t *testing.T) {
 		end   string
 		after time.Duration
 	}{
-		"right":              {func(t testing.TB) { Undisturbed(t, time.Second, nil, takes()) }, "", 0},
-		"waits and is wrong": {func(t testing.TB) { Undisturbed(t, time.Second, nil, takes(time.Hour)) }, "fail: wrong", time.Hour},
+		"right": {func(t testing.TB) {
+			Undisturbed(t, time.Second, nil, takes())
+		}, "", 0},
+		"waits and is wrong": {func(t testing.TB) {
+			Undisturbed(t, time.Second, nil, takes(time.Hour))
+		}, "fail: wrong", time.Hour},
 		"the probe is slow": {func(t testing.TB) {
 			Undisturbed(t, time.Second, func() { time.Sleep(2 * time.Second) }, takes(time.Second))
 		}, "", 2 * time.Second},
 		"the probe is always slow": {func(t testing.TB) {
-			Undisturbed(t, time.Second, func() { time.Sleep(2 * time.Second) }, func() string { return "wrong" })
+			Undisturbed(t, time.Second, func() {
+				time.Sleep(2 * time.Second)
+			}, func() string { return "wrong" })
 		}, "skip", 40 * time.Second},
 		"no event": {func(t testing.TB) { Until(t, "it", func() bool { return false }) },
 			"fail: it: not within 1m30s: it is not so", Patience},

@@ -41,13 +41,16 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable"} {
+	for _, name := range []string{
+		"chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
+	} {
 		path, err := exec.LookPath(name)
 		if err != nil {
 			continue
 		}
 		options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path),
-			chromedp.UserDataDir(filepath.Join(dir, "profile")), chromedp.Env("TMPDIR="+dir), chromedp.WindowSize(1200, 900))
+			chromedp.UserDataDir(filepath.Join(dir, "profile")), chromedp.Env("TMPDIR="+dir),
+			chromedp.WindowSize(1200, 900))
 		if os.Getuid() == 0 {
 			options = append(options, chromedp.NoSandbox) // needed as root
 		}
@@ -83,7 +86,8 @@ func serve(t *testing.T, store, listen, token string) (url string, stop func()) 
 	ln := await.Value(net.Listen("tcp", listen))
 	ctx, end := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	server := ui.New(client(t, store, ""), ui.Options{Ordered: true, Token: token, Listen: ln.Addr().String()})
+	server := ui.New(client(t, store, ""),
+		ui.Options{Ordered: true, Token: token, Listen: ln.Addr().String()})
 	go func() { ended <- server.Serve(ctx, ln) }()
 	stop = sync.OnceFunc(func() { end(); must(t, <-ended) })
 	t.Cleanup(stop)
@@ -145,7 +149,8 @@ func (b tab) until(script string) {
 // shows waits until the element with an ID shows a text.
 func (b tab) shows(id, text string) {
 	b.Helper()
-	b.until(fmt.Sprintf("document.getElementById(%s).textContent.includes(%s)", quote(id), quote(text)))
+	b.until(fmt.Sprintf("document.getElementById(%s).textContent.includes(%s)", quote(id),
+		quote(text)))
 }
 
 // press presses keys.
@@ -194,7 +199,8 @@ func TestPageFollowsTheStore(t *testing.T) {
 	b.shows("status", "live")
 	b.until("!document.getElementById('empty').hidden")
 
-	one, two := client(t, store, "owner one"), client(t, store, "owner two")
+	one := client(t, store, "owner one")
+	two := client(t, store, "owner two")
 	lease := lock(t, one, "backup", hasp.WithFence())
 	b.until(cell("backup", 1) + ` === "owner one"`)
 	b.until(cell("backup", 4) + ` === ` + quote(fmt.Sprint(lease.Fence())))
@@ -280,8 +286,10 @@ func TestHostileKeysStayText(t *testing.T) {
 	store := redisStore(t)
 	const image = `<img src=x onerror="window.pwned=1">`
 	hostile := []string{
-		image, `"><script>window.pwned=1</script>`, `</script><svg onload=window.pwned=1>`, "javascript:window.pwned=1",
-		"\x1b[2J\u202ereversed", "{{constructor.constructor('window.pwned=1')()}}", "\xff\xfe", "data: x\n\nevent: y", "__proto__",
+		image, `"><script>window.pwned=1</script>`, `</script><svg onload=window.pwned=1>`,
+		"javascript:window.pwned=1",
+		"\x1b[2J\u202ereversed", "{{constructor.constructor('window.pwned=1')()}}", "\xff\xfe",
+		"data: x\n\nevent: y", "__proto__",
 	}
 	b := open(t, show(t, store))
 	eval[any](b, `document.addEventListener("securitypolicyviolation", () => { window.violated = true }), 0`)
@@ -366,7 +374,8 @@ func TestKeyboardAndScreenReader(t *testing.T) {
 // not renew.
 func TestLightDarkAndNarrow(t *testing.T) {
 	store := redisStore(t)
-	lock(t, client(t, store, strings.Repeat("owner", 20)), strings.Repeat("key", 40), hasp.WithFence())
+	lock(t, client(t, store, strings.Repeat("owner", 20)), strings.Repeat("key", 40),
+		hasp.WithFence())
 	lock(t, client(t, store, "me"), "k")
 	page := show(t, store)
 	b := open(t, page)

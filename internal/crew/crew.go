@@ -39,11 +39,13 @@ func Main(roles Roles) {
 	if f == nil {
 		return
 	}
+
 	os.Unsetenv(env)
 	if err := f(args); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+
 	os.Exit(0)
 }
 
@@ -112,6 +114,7 @@ func StartProgram(log io.Writer, program []string, role string, args ...string) 
 	if err != nil {
 		return nil, err
 	}
+
 	cmd := exec.Command(self, program...)
 	// Without this setting, the race detector sleeps for a second before a process exits.
 	cmd.Env = append(os.Environ(), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0",
@@ -125,6 +128,7 @@ func StartProgram(log io.Writer, program []string, role string, args ...string) 
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
+
 	return &Process{&Pipe{out: in, in: bufio.NewReader(out), log: log}, cmd.Process, cmd, in}, nil
 }
 

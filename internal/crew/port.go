@@ -15,5 +15,6 @@ func FreeAddr() (addr string, err error) {
 			return fmt.Sprint("127.0.0.1:", port), nil
 		}
 	}
+
 	return "", err
 }

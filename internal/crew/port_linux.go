@@ -17,13 +17,17 @@ func ReservePort(port int) (release func(), err error) {
 			syscall.Close(fd)
 		}
 	}()
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+
+	addr := &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}
+	if err := syscall.Bind(fd, addr); err != nil {
 		return nil, os.NewSyscallError("bind", err)
 	}
+
 	// Set this option only after bind. So the port can be shared with the server, but not with
 	// another ReservePort.
 	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
 		return nil, os.NewSyscallError("setsockopt", err)
 	}
+
 	return func() { syscall.Close(fd) }, nil
 }

@@ -10,7 +10,9 @@ import (
 // even by SIGKILL. StartServer waits for the process in the background, so the caller must not call
 // c.Wait. It closes the channel ended when the process has ended and its output is complete.
 func StartServer(c *exec.Cmd) (ended <-chan struct{}, err error) {
-	started, done := make(chan error, 1), make(chan struct{})
+	started := make(chan error, 1)
+	done := make(chan struct{})
+
 	go func() {
 		// The kernel kills the process when the thread that forked it ends. So this goroutine
 		// keeps the thread to itself until the process has ended.
@@ -19,13 +21,16 @@ func StartServer(c *exec.Cmd) (ended <-chan struct{}, err error) {
 		if c.SysProcAttr == nil {
 			c.SysProcAttr = &syscall.SysProcAttr{}
 		}
+
 		DieWithParent(c.SysProcAttr)
 		err := c.Start()
 		started <- err
 		if err == nil {
 			c.Wait()
 		}
+
 		close(done)
 	}()
+
 	return done, <-started
 }

@@ -20,6 +20,7 @@ func TestProcessOutlivesTheThreadOfItsCaller(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for name := fmt.Sprint("/proc/self/task/", thread); ; time.Sleep(time.Millisecond) {
 		if _, err := os.Stat(name); err != nil {
 			break
@@ -30,6 +31,7 @@ func TestProcessOutlivesTheThreadOfItsCaller(t *testing.T) {
 	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Error(err)
 	}
+
 	<-ended
 	if s := c.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGTERM {
 		t.Errorf("the process has ended: %v", c.ProcessState)
@@ -48,8 +50,10 @@ func onOwnThread(f func()) (thread int) {
 			thread = onOwnThread(f)
 			return
 		}
+
 		f()
 	}()
+
 	<-done
 	return thread
 }

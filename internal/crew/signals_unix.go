@@ -13,6 +13,7 @@ func Pause(p *os.Process) error {
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
+
 	for {
 		var status syscall.WaitStatus
 		_, err := syscall.Wait4(p.Pid, &status, syscall.WUNTRACED, nil)

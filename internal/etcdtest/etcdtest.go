@@ -66,15 +66,19 @@ func Start(t testing.TB, n int, args ...string) []*Server {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	all, err := New(dir, n, args...)
 	await.Must(t, err)
+
 	for _, s := range all {
 		t.Cleanup(s.Kill)
 		await.Must(t, s.Start())
 	}
+
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+
 	for _, s := range all {
 		await.Must(t, s.Healthy(ctx))
 	}
+
 	return all
 }
 
@@ -83,6 +87,7 @@ func Start(t testing.TB, n int, args ...string) []*Server {
 func New(dir string, n int, args ...string) ([]*Server, error) {
 	var all []*Server
 	var cluster []string
+
 	for i := range n {
 		s := &Server{Name: fmt.Sprint("m", i), Dir: filepath.Join(dir, fmt.Sprint("m", i))}
 		var err1, err2 error
@@ -91,17 +96,22 @@ func New(dir string, n int, args ...string) ([]*Server, error) {
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, err
 		}
+
 		s.log = s.Dir + ".log"
 		all = append(all, s)
 		cluster = append(cluster, s.Name+"=http://"+s.Peer)
 	}
+
 	for _, s := range all {
 		s.Args = append([]string{"--name", s.Name, "--data-dir", s.Dir,
-			"--listen-client-urls", "http://" + s.Client, "--advertise-client-urls", "http://" + s.Client,
-			"--listen-peer-urls", "http://" + s.Peer, "--initial-advertise-peer-urls", "http://" + s.Peer,
+			"--listen-client-urls", "http://" + s.Client, "--advertise-client-urls",
+			"http://" + s.Client,
+			"--listen-peer-urls", "http://" + s.Peer, "--initial-advertise-peer-urls",
+			"http://" + s.Peer,
 			"--initial-cluster", strings.Join(cluster, ","), "--initial-cluster-state", "new",
 			"--unsafe-no-fsync", "--logger=zap", "--log-level=error"}, args...)
 	}
+
 	return all, nil
 }
 
@@ -115,12 +125,15 @@ func (s *Server) Start() error {
 	}
 	defer log.Close()
 	cmd := exec.Command(Binary(), s.Args...)
-	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Stdout = log
+	cmd.Stderr = log
 	ended, err := crew.StartServer(cmd)
 	if err != nil {
 		return err
 	}
-	s.cmd, s.ended = cmd, ended
+
+	s.cmd = cmd
+	s.ended = ended
 	return nil
 }
 
@@ -133,6 +146,7 @@ func (s *Server) Healthy(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
+
 		select {
 		case <-ctx.Done():
 			out, _ := os.ReadFile(s.log)
@@ -150,6 +164,7 @@ func (s *Server) get(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	r, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return "", err
@@ -159,6 +174,7 @@ func (s *Server) get(ctx context.Context, path string) (string, error) {
 	if r.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("%s: %s", path, r.Status)
 	}
+
 	return string(b), err
 }
 

@@ -54,6 +54,7 @@ func (p *Proxy) serve(client net.Conn) {
 		client.Close()
 		return
 	}
+
 	p.wg.Go(func() {
 		server, err := p.dial()
 		if err != nil {
@@ -61,7 +62,8 @@ func (p *Proxy) serve(client net.Conn) {
 			return
 		}
 
-		c := &conn{p: p, client: client, server: server, over: make(chan struct{}), more: make(chan struct{}, 1)}
+		c := &conn{p: p, client: client, server: server, over: make(chan struct{}),
+			more: make(chan struct{}, 1)}
 		ahead := make(chan []byte, 64)
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -69,6 +71,7 @@ func (p *Proxy) serve(client net.Conn) {
 			c.close()
 			return
 		}
+
 		p.conns[c] = true
 		p.wg.Go(func() { c.readAhead(ahead) })
 		p.wg.Go(func() { c.requests(&reader{chunks: ahead}) })
@@ -103,6 +106,7 @@ func (c *conn) readAhead(to chan<- []byte) {
 		if err != nil {
 			return
 		}
+
 		select {
 		case to <- b[:n]:
 		case <-c.over:
@@ -139,6 +143,7 @@ func (c *conn) requests(client io.Reader) {
 	if err == nil && first[0] != '*' {
 		read = readBytes
 	}
+
 	for {
 		raw, args, err := read(in)
 		if err != nil && c.forgotten.Load() {
@@ -147,6 +152,7 @@ func (c *conn) requests(client io.Reader) {
 		if err != nil || !c.open(&c.p.in) {
 			return
 		}
+
 		switch r := c.p.judge(args); r.fault {
 		case LoseRequest:
 			return
@@ -158,6 +164,7 @@ func (c *conn) requests(client io.Reader) {
 		case HoldRequest:
 			<-r.release // even if the client disconnects meanwhile
 		}
+
 		if c.forgotten.Load() {
 			continue
 		}
@@ -176,11 +183,14 @@ func (c *conn) replies() {
 		if err == nil && c.p.replied() {
 			c.fault.Store(int32(deaf))
 		}
-		switch f := Fault(c.fault.Load()); {
-		case (f == HangReply || c.forgotten.Load()) && err != nil:
+
+		f := Fault(c.fault.Load())
+		silent := f == HangReply || c.forgotten.Load()
+		switch {
+		case silent && err != nil:
 			<-c.over // the client does not learn that the server has closed the connection
 			return
-		case f == HangReply || f == deaf && err == nil || c.forgotten.Load():
+		case silent, f == deaf && err == nil:
 		case err != nil:
 			c.send(nil)
 			return
@@ -209,6 +219,7 @@ func (c *conn) kept(read []byte) (all []byte) {
 	defer c.mu.Unlock()
 	read = append(c.part, read...)
 	c.part = nil
+
 	for len(c.promised) > 0 {
 		p := c.promised[0]
 		before, after, ok := bytes.Cut(read, []byte(p.place))
@@ -218,13 +229,18 @@ func (c *conn) kept(read []byte) (all []byte) {
 			for !bytes.HasSuffix(read, []byte(p.place[:n])) {
 				n--
 			}
+
 			end := len(read) - n
-			c.part, read = bytes.Clone(read[end:]), read[:end]
+			c.part = bytes.Clone(read[end:])
+			read = read[:end]
 			break
 		}
+
 		all = append(append(all, before...), p.reply...)
-		read, c.promised = after, c.promised[1:]
+		read = after
+		c.promised = c.promised[1:]
 	}
+
 	return append(all, read...)
 }
 
@@ -250,6 +266,7 @@ func (c *conn) deliver() {
 		case <-c.over:
 			return
 		}
+
 		c.mu.Lock()
 		queue := c.queue
 		c.queue = nil
@@ -302,26 +319,32 @@ func readCommand(in *bufio.Reader) (raw []byte, args []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+
 	raw = append(raw, line...)
 	n, err := count(line, '*')
 	if err != nil || n == 0 {
 		return nil, nil, fmt.Errorf("not a command: %q", line)
 	}
+
 	for range n {
 		if line, err = in.ReadString('\n'); err != nil {
 			return nil, nil, err
 		}
+
 		size, err := count(line, '$')
 		if err != nil {
 			return nil, nil, err
 		}
+
 		arg := make([]byte, size+2)
 		if _, err := io.ReadFull(in, arg); err != nil {
 			return nil, nil, err
 		}
+
 		raw = append(append(raw, line...), arg...)
 		args = append(args, string(arg[:size]))
 	}
+
 	return raw, args, nil
 }
 

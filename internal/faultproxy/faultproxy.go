@@ -49,13 +49,16 @@ type Proxy struct {
 	dial func() (net.Conn, error)
 	ln   net.Listener
 
-	mu          sync.Mutex // guards the fields below
-	conns       map[*conn]bool
-	rules       []rule
-	count       int64         // how many commands clients have sent
-	record      bool          // set by the first call of Commands
-	commands    []string      // the commands since the last call of Commands
-	in, out     chan struct{} // the channel in is closed while requests flow, and out while replies flow
+	mu       sync.Mutex // guards the fields below
+	conns    map[*conn]bool
+	rules    []rule
+	count    int64    // how many commands clients have sent
+	record   bool     // set by the first call of Commands
+	commands []string // the commands since the last call of Commands
+
+	// in is closed while requests flow, and out while replies flow.
+	in, out chan struct{}
+
 	release     chan struct{} // Release closes and replaces it
 	delay       time.Duration
 	down        bool
@@ -76,7 +79,14 @@ type rule struct {
 // New returns a proxy to the server that dial connects to. Clients reach the proxy by Dialer, or at
 // the listener that is passed to Serve.
 func New(dial func() (net.Conn, error)) *Proxy {
-	p := &Proxy{dial: dial, conns: map[*conn]bool{}, in: make(chan struct{}), out: make(chan struct{}), release: make(chan struct{})}
+	p := &Proxy{
+		dial:    dial,
+		conns:   map[*conn]bool{},
+		in:      make(chan struct{}),
+		out:     make(chan struct{}),
+		release: make(chan struct{}),
+	}
+
 	close(p.in)
 	close(p.out)
 	return p
@@ -137,7 +147,9 @@ func (p *Proxy) Fail(match string, f Fault) { p.add(rule{match: match, fault: f}
 
 // Answer makes the proxy answer each command whose text contains match, until Forgive. The answer
 // is reply, which may be any bytes. The server does not receive these commands.
-func (p *Proxy) Answer(match, reply string) { p.add(rule{match: match, fault: answer, reply: reply}) }
+func (p *Proxy) Answer(match, reply string) {
+	p.add(rule{match: match, fault: answer, reply: reply})
+}
 
 func (p *Proxy) add(r rule) { p.locked(func() { p.rules = append(p.rules, r) }) }
 
@@ -201,17 +213,23 @@ func (p *Proxy) Set(s State) { p.locked(func() { p.setLocked(s) }) }
 func (p *Proxy) SetAfter(replies int, s State) {
 	p.locked(func() {
 		p.setLocked(State{})
-		p.nextState, p.repliesLeft = &s, replies
+		p.nextState = &s
+		p.repliesLeft = replies
 	})
 }
 
 func (p *Proxy) setLocked(s State) {
-	p.nextState, p.delay, p.deaf, p.down = nil, s.Delay, s.Deaf, s.Down
+	p.nextState = nil
+	p.delay = s.Delay
+	p.deaf = s.Deaf
+	p.down = s.Down
+
 	for c := range p.conns {
 		if s.Down || !s.Deaf && Fault(c.fault.Load()) == deaf {
 			c.close()
 		}
 	}
+
 	if p.flowLocked(); s.Stalled {
 		stop(&p.in)
 		stop(&p.out)
@@ -227,6 +245,7 @@ func (p *Proxy) replied() bool {
 			p.setLocked(*p.nextState)
 		}
 	}
+
 	return p.deaf
 }
 
@@ -266,6 +285,7 @@ func (p *Proxy) Close() {
 		p.flowLocked()
 		p.releaseLocked()
 	})
+
 	p.wg.Wait()
 }
 
@@ -276,6 +296,7 @@ func (p *Proxy) judge(args []string) rule {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	name, _, _ := strings.Cut(strings.ToLower(text), " ")
+
 	switch name {
 	case "", "hello", "auth", "select", "client":
 	default:
@@ -283,15 +304,18 @@ func (p *Proxy) judge(args []string) rule {
 			p.commands = append(p.commands, text)
 		}
 	}
+
 	for i, r := range p.rules {
 		if strings.Contains(text, r.match) {
 			if r.fault != answer {
 				p.rules = slices.Delete(p.rules, i, i+1)
 			}
+
 			r.release = p.release
 			return r
 		}
 	}
+
 	return rule{}
 }
 

@@ -33,9 +33,12 @@ var databases = map[string]func(t *testing.T) (*sql.DB, fence.SQL){
 		return connect(t, "pgx", pgtest.Start(t).URL()), fence.SQL{}
 	},
 	"SQLite": func(t *testing.T) (*sql.DB, fence.SQL) {
-		return connect(t, "sqlite3", filepath.Join(t.TempDir(), "db")+"?_busy_timeout=60000"), fence.SQL{}
+		return connect(t, "sqlite3", filepath.Join(t.TempDir(), "db")+"?_busy_timeout=60000"),
+			fence.SQL{}
 	},
-	"MariaDB": func(t *testing.T) (*sql.DB, fence.SQL) { return mariadb(t), fence.SQL{MySQL: true} },
+	"MariaDB": func(t *testing.T) (*sql.DB, fence.SQL) {
+		return mariadb(t), fence.SQL{MySQL: true}
+	},
 }
 
 // mariadb starts a server. If none is installed, the test is skipped.
@@ -48,7 +51,8 @@ func mariadb(t *testing.T) *sql.DB {
 	host, port, err := net.SplitHostPort(addr)
 	must(t, err)
 	var log strings.Builder
-	cmd := exec.CommandContext(context.Background(), path, "--no-defaults", "--datadir="+t.TempDir(), "--socket=s", "--skip-grant-tables",
+	cmd := exec.CommandContext(context.Background(), path, "--no-defaults",
+		"--datadir="+t.TempDir(), "--socket=s", "--skip-grant-tables",
 		"--bind-address="+host, "--port="+port, "--user="+await.Value(user.Current()).Username)
 	cmd.Stderr = &log
 	ended := await.Value(crew.StartServer(cmd))
@@ -97,10 +101,12 @@ func TestFence(t *testing.T) {
 // fence.
 func testOrder(t *testing.T, db *sql.DB, guard fence.SQL) {
 	write := func(f int) error {
-		return guard.Do(fence.With(t.Context(), uint64(f)), db, "log", func(ctx context.Context, tx *sql.Tx) error {
-			_, err := tx.ExecContext(ctx, fmt.Sprint("INSERT INTO log (n, fence) SELECT COUNT(*) + 1, ", f, " FROM log"))
-			return err
-		})
+		return guard.Do(fence.With(t.Context(), uint64(f)), db, "log",
+			func(ctx context.Context, tx *sql.Tx) error {
+				_, err := tx.ExecContext(ctx,
+					fmt.Sprint("INSERT INTO log (n, fence) SELECT COUNT(*) + 1, ", f, " FROM log"))
+				return err
+			})
 	}
 	must(t, write(1))
 	var all sync.WaitGroup
@@ -133,7 +139,10 @@ func testOrder(t *testing.T, db *sql.DB, guard fence.SQL) {
 func testRollback(t *testing.T, db *sql.DB, guard fence.SQL) {
 	failed := errors.New("failed")
 	do := func(f uint64, resource string, err error) error {
-		return guard.Do(fence.With(t.Context(), f), db, resource, func(context.Context, *sql.Tx) error { return err })
+		return guard.Do(fence.With(t.Context(), f), db, resource,
+			func(context.Context, *sql.Tx) error {
+				return err
+			})
 	}
 	if err := do(9, "R", failed); err != failed {
 		t.Errorf("got %v, want the error of the write", err)
@@ -158,7 +167,8 @@ func testBalance(t *testing.T, db *sql.DB) {
 		t.Errorf("the late write returned %v", err)
 	}
 	var balance int64
-	must(t, db.QueryRowContext(t.Context(), "SELECT balance FROM accounts WHERE id = 7").Scan(&balance))
+	must(t, db.QueryRowContext(t.Context(),
+		"SELECT balance FROM accounts WHERE id = 7").Scan(&balance))
 	if balance != 80 {
 		t.Errorf("the balance is %d, want 80", balance)
 	}

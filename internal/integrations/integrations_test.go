@@ -115,7 +115,8 @@ func TestRobfigCron(t *testing.T) {
 	runs := 0
 	var processes []cron.Job
 	for range 2 {
-		chain := cron.NewChain(once(open(t, url, nil), "report", 500*time.Millisecond, cron.DefaultLogger))
+		chain := cron.NewChain(once(open(t, url, nil), "report", 500*time.Millisecond,
+			cron.DefaultLogger))
 		processes = append(processes, chain.Then(cron.FuncJob(func() { runs++ })))
 	}
 	for tick := range 2 {
@@ -133,8 +134,11 @@ func TestHTTP(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	c := open(t, "spinlock+"+srv.URL(), &hasp.Options{Timeout: 500 * time.Millisecond})
-	entered, leave := make(chan bool), make(chan bool)
-	h := exclusive(c, func(r *http.Request) string { return r.URL.Path }, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	entered := make(chan bool)
+	leave := make(chan bool)
+	h := exclusive(c, func(r *http.Request) string {
+		return r.URL.Path
+	}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		entered <- true
 		<-leave
 	}))
@@ -183,9 +187,11 @@ var files fs.FS = fstest.MapFS{
 func TestGoose(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Start(t).URL()
-	locks, applied := store(t), make(chan int)
+	locks := store(t)
+	applied := make(chan int)
 	for range 3 {
-		c, db := open(t, locks, nil), connect(t, "pgx", url)
+		c := open(t, locks, nil)
+		db := connect(t, "pgx", url)
 		go func() {
 			results, err := migrate(t.Context(), c, db, files)
 			if err != nil {

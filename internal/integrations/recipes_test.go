@@ -43,7 +43,9 @@ func TestRecipes(t *testing.T) {
 		return w.Code
 	}
 	inner := limited(open(t, url, nil), 1, http.NotFoundHandler())
-	outer := limited(c, 1, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(get(inner)) }))
+	outer := limited(c, 1, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(get(inner))
+	}))
 	if first, second := get(outer), get(inner); first != http.StatusTooManyRequests || second != http.StatusNotFound {
 		t.Errorf("a request beside another one: %d; one alone: %d", first, second)
 	}
@@ -51,14 +53,21 @@ func TestRecipes(t *testing.T) {
 	// Of many callers, one makes the value. Messages of a customer are never handled at once.
 	var all sync.WaitGroup
 	var values memory
-	made, handled := 0, 0
+	made := 0
+	handled := 0
 	for range 5 {
 		all.Go(func() {
-			v, err := cached(t.Context(), c, &values, "k", func(context.Context) (string, error) { made++; return "v", nil })
+			v, err := cached(t.Context(), c, &values, "k", func(context.Context) (string, error) {
+				made++
+				return "v", nil
+			})
 			if v != "v" || err != nil {
 				t.Errorf("got %q, %v", v, err)
 			}
-			must(t, inOrder(t.Context(), c, "7", func(context.Context) error { handled++; return nil }))
+			must(t, inOrder(t.Context(), c, "7", func(context.Context) error {
+				handled++
+				return nil
+			}))
 		})
 	}
 	all.Wait()

@@ -74,7 +74,9 @@ func serve(t *testing.T) map[string]*dto.MetricFamily {
 	t.Cleanup(srv.Close)
 
 	url := store(t)
-	for _, open := range []func(context.Context, string) (*hasp.Client, error){openObserved, openWithAll} {
+	for _, open := range []func(context.Context, string) (*hasp.Client, error){
+		openObserved, openWithAll,
+	} {
 		c := await.Value(open(t.Context(), url))
 		defer c.Close()
 		l := await.Value(c.Lock(t.Context(), "invoices/2024-06"))
@@ -186,7 +188,8 @@ func checkQuery(t *testing.T, where, query string, have series) (names []string)
 
 // errorTypes are all values of error.type that the documentation of otelhasp lists. A scrape has
 // only some of them.
-var errorTypes = []string{"unavailable", "closed", "invalid", "unsupported", "canceled", "held", "deadline_exceeded", "lost"}
+var errorTypes = []string{"unavailable", "closed", "invalid", "unsupported", "canceled", "held",
+	"deadline_exceeded", "lost"}
 
 // checkDashboard checks each query of the dashboard. Together the queries must use every
 // instrument.
@@ -210,7 +213,9 @@ func checkDashboard(t *testing.T, have series) {
 	var used []string
 	ids := map[int]bool{}
 	for _, p := range board.Panels {
-		if p.Title == "" || p.Description == "" || len(p.Targets) == 0 || ids[p.ID] || p.GridPos.X+p.GridPos.W > 24 || p.GridPos.H == 0 {
+		placed := p.GridPos.H > 0 && p.GridPos.X+p.GridPos.W <= 24
+		told := p.Title != "" && p.Description != ""
+		if !told || len(p.Targets) == 0 || ids[p.ID] || !placed {
 			t.Errorf("panel %q: it must have a title, a description, a query, an ID of its own and a place", p.Title)
 		}
 		ids[p.ID] = true

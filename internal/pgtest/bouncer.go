@@ -35,7 +35,8 @@ pool_mode = transaction
 max_client_conn = 500
 default_pool_size = 20
 `, host, s.port(), b.port(), users)
-		return errors.Join(os.WriteFile(b.ini(), []byte(settings), 0o644), os.WriteFile(users, []byte(`"postgres" ""`), 0o644))
+		return errors.Join(os.WriteFile(b.ini(), []byte(settings), 0o644),
+			os.WriteFile(users, []byte(`"postgres" ""`), 0o644))
 	})
 }
 

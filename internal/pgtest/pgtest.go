@@ -70,6 +70,7 @@ func Shared(t testing.TB, settings ...string) *Server {
 		await.Must(t, err)
 		shared.s = s
 	}
+
 	shared.tests++
 	t.Cleanup(func() {
 		shared.mu.Lock()
@@ -82,9 +83,11 @@ func Shared(t testing.TB, settings ...string) *Server {
 	own := *shared.s
 	own.Database = "t" + strings.ToLower(rand.Text())
 	shared.s.Must(t, "CREATE DATABASE "+own.Database)
+
 	for _, set := range settings {
 		shared.s.Must(t, "ALTER DATABASE "+own.Database+" SET "+set)
 	}
+
 	return &own
 }
 
@@ -124,7 +127,8 @@ func New(options ...string) (*Server, error) { return start("postgres", options,
 func (s *Server) Replica(t testing.TB, options ...string) *Server {
 	t.Helper()
 	r, err := start("postgres", slices.Concat(s.options, options), func(r *Server) error {
-		return r.run("pg_basebackup", "-h", host, "-p", s.port(), "-U", "postgres", "-D", r.data(), "-R", "--checkpoint=fast", "--no-sync")
+		return r.run("pg_basebackup", "-h", host, "-p", s.port(), "-U", "postgres", "-D", r.data(),
+			"-R", "--checkpoint=fast", "--no-sync")
 	})
 	return endsWith(t, r, err)
 }
@@ -141,6 +145,7 @@ func start(program string, options []string, files func(*Server) error) (s *Serv
 		s.Remove()
 		return nil, err
 	}
+
 	return s, nil
 }
 
@@ -158,6 +163,7 @@ func (s *Server) place() (err error) {
 	if c := credential(); c != nil {
 		return os.Chown(s.dir, int(c.Uid), int(c.Gid))
 	}
+
 	return nil
 }
 
@@ -177,14 +183,17 @@ func find(name string) (string, error) {
 	if len(installed) > 0 {
 		return slices.Max(installed), nil
 	}
+
 	const bouncer = "/usr/sbin/pgbouncer"
 	if _, err := os.Stat(bouncer); name == "pgbouncer" && err == nil {
 		return bouncer, nil
 	}
+
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return "", err
 	}
+
 	return filepath.EvalSymlinks(path)
 }
 
@@ -212,7 +221,8 @@ func (s *Server) port() string { _, port, _ := net.SplitHostPort(s.Addr); return
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
 
 func (s *Server) init() error {
-	return s.run("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
+	return s.run("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "--no-sync",
+		"-E", "UTF8", "--locale=C")
 }
 
 // Empty deletes the data of a stopped server.
@@ -235,7 +245,8 @@ func (s *Server) arguments() []string {
 		return []string{s.ini()}
 	}
 	args := []string{"-D", s.data(), "-p", s.port(), "-k", s.dir}
-	for _, o := range append([]string{"listen_addresses=" + host, "max_connections=400", "fsync=off"}, s.options...) {
+	options := []string{"listen_addresses=" + host, "max_connections=400", "fsync=off"}
+	for _, o := range append(options, s.options...) {
 		args = append(args, "-c", o)
 	}
 	return args
@@ -247,23 +258,28 @@ func (s *Server) Start() error {
 	if s.cmd != nil {
 		return nil
 	}
+
 	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
 	c := s.command(context.Background(), s.program, s.arguments()...)
-	c.Stdout, c.Stderr = log, log
+	c.Stdout = log
+	c.Stderr = log
 	ended, err := crew.StartServer(c)
 	if err != nil {
 		return err
 	}
-	s.cmd, s.ended = c, ended
+
+	s.cmd = c
+	s.ended = ended
 
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		if s.run("pg_isready", "-q", "-h", host, "-p", s.port(), "-t", "5") == nil {
 			return nil
 		}
+
 		select {
 		case <-ended:
 			s.cmd = nil
@@ -271,6 +287,7 @@ func (s *Server) Start() error {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+
 	s.Kill()
 	return fmt.Errorf("%s takes no connections after a minute: %s", s.program, s.Log())
 }
@@ -280,6 +297,7 @@ func (s *Server) Stop() error {
 	if s.cmd == nil {
 		return nil
 	}
+
 	s.cmd.Process.Signal(syscall.SIGINT)
 	select {
 	case <-s.ended:
@@ -296,6 +314,7 @@ func (s *Server) Kill() {
 	if s.cmd == nil {
 		return
 	}
+
 	// If a child process ends, the first process starts another. To prevent that, stop the first
 	// process, and kill it before its children.
 	s.cmd.Process.Signal(syscall.SIGSTOP)
@@ -303,11 +322,15 @@ func (s *Server) Kill() {
 	s.cmd.Process.Kill()
 	<-s.ended
 	s.cmd = nil
+
 	for _, pid := range pids {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
-	for end := time.Now().Add(time.Minute); slices.ContainsFunc(pids, lives) && time.Now().Before(end); {
-		time.Sleep(time.Millisecond) // a server does not start again while one of these processes lives
+
+	end := time.Now().Add(time.Minute)
+	for slices.ContainsFunc(pids, lives) && time.Now().Before(end) {
+		// A server does not start again while one of these processes lives.
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -328,6 +351,7 @@ func (s *Server) Signal(title string, sig syscall.Signal) error {
 			return syscall.Kill(pid, sig)
 		}
 	}
+
 	return fmt.Errorf("no process %q", title)
 }
 
@@ -348,6 +372,7 @@ func children(pid int) (pids []int) {
 			pids = append(pids, n)
 		}
 	}
+
 	if len(stats) == 0 { // this system has no /proc
 		out, _ := exec.Command("pgrep", "-P", strconv.Itoa(pid)).Output()
 		for f := range strings.FieldsSeq(string(out)) {
@@ -355,6 +380,7 @@ func children(pid int) (pids []int) {
 			pids = append(pids, n)
 		}
 	}
+
 	return pids
 }
 
@@ -366,6 +392,7 @@ func stat(pid int) (state string, parent int) {
 		parent, _ = strconv.Atoi(f[1])
 		return f[0], parent
 	}
+
 	return "", 0
 }
 

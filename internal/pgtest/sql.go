@@ -28,7 +28,8 @@ func (s *Server) Must(t testing.TB, sql string) {
 // Rows returns the rows of a query as text. There are no spaces around the values, a NULL is empty,
 // and columns are separated by |. It prepares no statement.
 func (s *Server) Rows(ctx context.Context, sql string) ([]string, error) {
-	out, err := s.command(ctx, "psql", "-XqAt", "-h", host, "-p", s.port(), "-U", "postgres", "-d", s.Database, "-c", sql).Output()
+	out, err := s.command(ctx, "psql", "-XqAt", "-h", host, "-p", s.port(), "-U", "postgres", "-d",
+		s.Database, "-c", sql).Output()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		return nil, fmt.Errorf("psql: %w: %s", err, exit.Stderr)
@@ -41,5 +42,6 @@ func (s *Server) Rows(ctx context.Context, sql string) ([]string, error) {
 
 // Kick ends the connections of all clients.
 func (s *Server) Kick(ctx context.Context) error {
-	return s.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")
+	return s.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "+
+		"WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")
 }

@@ -26,6 +26,7 @@ func (c Certificate) config(mutual bool) (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(pem)
 	config := &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
@@ -34,7 +35,9 @@ func (c Certificate) config(mutual bool) (*tls.Config, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		config.Certificates = []tls.Certificate{pair}
 	}
+
 	return config, nil
 }

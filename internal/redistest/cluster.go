@@ -42,17 +42,22 @@ func (c *Cluster) start() error {
 	if c.o.Bare {
 		n = masters
 	}
+
 	all, err := c.members(n, "node", &c.Servers)
 	if err != nil {
 		return err
 	}
+
 	for i, m := range all {
-		if err := os.WriteFile(filepath.Join(m.dir, "nodes.conf"), []byte(nodes(all, i)), 0o600); err != nil {
+		file := filepath.Join(m.dir, "nodes.conf")
+		if err := os.WriteFile(file, []byte(nodes(all, i)), 0o600); err != nil {
 			return err
 		}
 	}
+
 	return Each(n, func(i int) error {
-		return all[i].start(append(c.chain(), "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
+		return all[i].start(append(c.chain(),
+			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
 			"--cluster-node-timeout", "60000", "--cluster-migration-barrier", "9")...)
 	})
 }
@@ -60,21 +65,31 @@ func (c *Cluster) start() error {
 func nodes(all []member, me int) string {
 	var b strings.Builder
 	for i, m := range all {
-		flags, master, epoch, served := "master", "-", i+1, ""
+		flags := "master"
+		master := "-"
+		epoch := i + 1
+		served := ""
 		if i < masters {
 			served = fmt.Sprintf(" %d-%d", i*slots/masters, (i+1)*slots/masters-1)
 		} else {
-			flags, master, epoch = "slave", all[i-masters].id(), i-masters+1
+			flags = "slave"
+			master = all[i-masters].id()
+			epoch = i - masters + 1
 		}
+
 		if i == me {
 			flags = "myself," + flags
 		}
+
 		shard := ""
 		if keepsShards() {
 			shard = ",,shard-id=" + all[i%masters].id()
 		}
-		fmt.Fprintf(&b, "%s %s@%d%s %s %s 0 0 %d connected%s\n", m.id(), m.Addr, m.port+10000, shard, flags, master, epoch, served)
+
+		fmt.Fprintf(&b, "%s %s@%d%s %s %s 0 0 %d connected%s\n", m.id(), m.Addr, m.port+10000,
+			shard, flags, master, epoch, served)
 	}
+
 	fmt.Fprintf(&b, "vars currentEpoch %d lastVoteEpoch 0\n", masters)
 	return b.String()
 }
@@ -85,7 +100,8 @@ var keepsShards = sync.OnceValue(func() bool {
 	_, version, _ := strings.Cut(version(), " v=")
 	var major, minor int
 	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
-	return err == nil && (major > 7 || major == 7 && minor >= 2)
+	since72 := major > 7 || major == 7 && minor >= 2
+	return err == nil && since72
 })
 
 // The method complete returns an error until all nodes serve.
@@ -105,6 +121,7 @@ func (c *Cluster) complete(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -121,6 +138,7 @@ func (c *Cluster) owner(ctx context.Context, slot int) (node, error) {
 		if err := srv.process(ctx, cmd); err != nil {
 			return node{}, err
 		}
+
 		for _, r := range cmd.Val() {
 			if r.Start <= slot && slot <= r.End {
 				return node{r.Nodes[0].Addr, r.Nodes[0].ID}, nil
@@ -141,6 +159,7 @@ func (c *Cluster) find(slot int) (srv *Server, id string) {
 		id = n.id
 		return err
 	})
+
 	return srv, id
 }
 
@@ -183,17 +202,20 @@ func (c *Cluster) Failover(key string) {
 		c.t.Fatalf("redistest: %s has no replica", old.Addr)
 	}
 
-	replica, asked := others[i], time.Time{}
+	replica := others[i]
+	asked := time.Time{}
 	how := []any{"cluster", "failover"}
 	if old.away.Load() {
 		how = append(how, "takeover")
 	}
+
 	c.must("failover", func(ctx context.Context) error {
 		if err := replica.is(ctx, "master"); err == nil {
 			return c.owned(ctx, replica, slot)
 		} else if time.Since(asked) < 6*time.Second {
 			return err
 		}
+
 		// A replica gives up its failover after 5 s. Therefore repeat the command after 6 s.
 		asked = time.Now()
 		return errors.Join(errors.New("not a master yet"), replica.command(ctx, how...).Err())
@@ -207,10 +229,13 @@ func (c *Cluster) Move(key string) (finish func()) {
 	c.t.Helper()
 	slot := c.slot(key)
 	from, fromID := c.find(slot)
-	to, toID := from, ""
+	to := from
+	toID := ""
+
 	for s := 0; to == from; s += slots / masters / 2 {
 		to, toID = c.find(s % slots)
 	}
+
 	run := func(srv *Server, args ...any) *redis.Cmd {
 		c.t.Helper()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -219,13 +244,16 @@ func (c *Cluster) Move(key string) (finish func()) {
 		must(c.t, fmt.Sprint(args[:2]...), cmd.Err())
 		return cmd
 	}
+
 	run(to, "cluster", "setslot", slot, "importing", fromID)
 	run(from, "cluster", "setslot", slot, "migrating", toID)
+
 	for {
 		keys, _ := run(from, "cluster", "getkeysinslot", slot, 100).Slice()
 		if len(keys) == 0 {
 			break
 		}
+
 		host, port, _ := net.SplitHostPort(to.Addr)
 		args := []any{"migrate", host, port, "", 0, 60000}
 		switch {
@@ -234,8 +262,10 @@ func (c *Cluster) Move(key string) (finish func()) {
 		case c.o.Password != "":
 			args = append(args, "auth", c.o.Password)
 		}
+
 		run(from, append(append(args, "keys"), keys...)...)
 	}
+
 	return func() {
 		c.t.Helper()
 		run(to, "cluster", "setslot", slot, "node", toID)

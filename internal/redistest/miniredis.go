@@ -63,12 +63,14 @@ func virtual(t testing.TB, o *Options, addr string) *VirtualServer {
 	conn, err := v.Mini.Dial() // the first Dial starts the server
 	must(t, "miniredis", err)
 	conn.Close()
+
 	switch {
 	case o.User != "":
 		v.Mini.RequireUserAuth(o.User, o.Password)
 	case o.Password != "":
 		v.Mini.RequireAuth(o.Password)
 	}
+
 	v.id.renew()
 	v.Mini.Server().SetPreHook(v.id.answer)
 	v.Proxy = faultproxy.New(v.Mini.Dial)
@@ -140,6 +142,7 @@ func (v *VirtualServer) Named(now func() *VirtualServer) (*redis.Client, *faultp
 		}
 		return to.Proxy.Dialer()(context.Background(), "", "")
 	})
+
 	v.t.Cleanup(link.Close)
 	return v.client(link.Dialer()), link
 }
@@ -161,10 +164,15 @@ func (refused) SetWriteDeadline(time.Time) error { return nil }
 
 // Direct is Client without the Proxy.
 func (v *VirtualServer) Direct() *redis.Client {
-	return v.client(func(context.Context, string, string) (net.Conn, error) { return v.Mini.Dial() })
+	return v.client(func(context.Context, string, string) (net.Conn, error) {
+		return v.Mini.Dial()
+	})
 }
 
-func (v *VirtualServer) client(dial func(context.Context, string, string) (net.Conn, error)) *redis.Client {
+// dialer is the type of redis.Options.Dialer.
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+func (v *VirtualServer) client(dial dialer) *redis.Client {
 	rdb := redis.NewClient(&redis.Options{
 		Addr:                  v.addr,
 		Username:              v.o.User,
@@ -190,6 +198,7 @@ func (v *VirtualServer) client(dial func(context.Context, string, string) (net.C
 			Mode: maintnotifications.ModeDisabled,
 		},
 	})
+
 	v.t.Cleanup(func() { rdb.Close() })
 	return rdb
 }
@@ -220,7 +229,8 @@ func (s *Server) startInProcess() error {
 	}
 	p := &inProcess{virtual(s.t, &s.o, ""), s.o.Keep}
 	p.Proxy.Serve(ln)
-	s.Addr, s.flav = p.Proxy.Addr(), p
+	s.Addr = p.Proxy.Addr()
+	s.flav = p
 	return s.ready()
 }
 
@@ -229,6 +239,7 @@ func (s *Server) listen() (net.Listener, error) {
 	if !s.o.tls() && !s.o.Unix {
 		return net.Listen("tcp", "127.0.0.1:0")
 	}
+
 	dir, err := s.tempDir(s.t, &s.o)
 	if err != nil {
 		return nil, err
@@ -242,8 +253,10 @@ func (s *Server) listen() (net.Listener, error) {
 		return nil, err
 	}
 	if s.o.Mutual {
-		config.ClientCAs, config.ClientAuth = config.RootCAs, tls.RequireAndVerifyClientCert
+		config.ClientCAs = config.RootCAs
+		config.ClientAuth = tls.RequireAndVerifyClientCert
 	}
+
 	return tls.Listen("tcp", "127.0.0.1:0", config)
 }
 
@@ -274,9 +287,12 @@ func (i *identity) renew() {
 func (i *identity) answer(c *server.Peer, cmd string, args ...string) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	isServer := func(section string) bool { return strings.EqualFold(section, "server") }
+
 	switch {
-	case cmd == "INFO" && (len(args) == 0 || slices.ContainsFunc(args, func(a string) bool { return strings.EqualFold(a, "server") })):
-		c.WriteBulk(fmt.Sprintf("# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\nrun_id:%s\r\n", i.run))
+	case cmd == "INFO" && (len(args) == 0 || slices.ContainsFunc(args, isServer)):
+		c.WriteBulk("# Server\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\n" +
+			"run_id:" + i.run + "\r\n")
 		return true
 	case cmd == "TIME" && i.skew != 0:
 		now := time.Now().Add(i.skew)
@@ -285,5 +301,6 @@ func (i *identity) answer(c *server.Peer, cmd string, args ...string) bool {
 		c.WriteBulk(strconv.Itoa(now.Nanosecond() / 1000))
 		return true
 	}
+
 	return false
 }

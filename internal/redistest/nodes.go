@@ -24,12 +24,14 @@ func StartNodes(t testing.TB, n int, o *Options) *Nodes {
 		own = *o
 		own.Own = true
 	}
+
 	ns := &Nodes{}
 	for range n {
 		s := Start(t, &own)
 		ns.Servers = append(ns.Servers, s)
 		ns.Proxies = append(ns.Proxies, s.Proxy())
 	}
+
 	return ns
 }
 
@@ -55,6 +57,7 @@ func (ns *Nodes) Clients() []redis.UniversalClient {
 		s.t.Cleanup(func() { rdb.Close() })
 		all[i] = rdb
 	}
+
 	return all
 }
 
@@ -70,6 +73,7 @@ func Settled(count func() int64) int64 {
 			break
 		}
 	}
+
 	return n
 }
 

@@ -32,17 +32,20 @@ func TestAVirtualServerWaitsForNoClient(t *testing.T) {
 					t.Errorf("%s: %d, %v", name, n, err)
 				}
 			}
+
 			if took := time.Since(began); took > 0 {
 				t.Errorf("%s: to publish took %v", name, took)
 			}
 			if name != "late" {
 				return
 			}
+
 			for range 11 { // 10 messages and the reply to the ping
 				if _, err := sub.Receive(t.Context()); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
+
 			if took := time.Since(began); took != time.Minute {
 				t.Errorf("%s: heard after %v", name, took)
 			}

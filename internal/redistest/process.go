@@ -31,6 +31,7 @@ func (s *Server) startProcess() error {
 	if err != nil {
 		return err
 	}
+
 	return again(func() error {
 		port, err := freePort(s.t)
 		if err != nil {
@@ -49,15 +50,18 @@ func freePort(t testing.TB) (int, error) {
 		if err != nil {
 			continue
 		}
+
 		releaseBus, err := crew.ReservePort(p + 10000)
 		if err != nil {
 			release()
 			continue
 		}
+
 		t.Cleanup(release)
 		t.Cleanup(releaseBus)
 		return p, nil
 	}
+
 	return 0, errors.New("no free port")
 }
 
@@ -84,6 +88,7 @@ func (c *Certificate) tempDir(t testing.TB, o *Options) (dir string, err error) 
 		c.CertFile, c.KeyFile, err = testcert.Write(dir, "localhost")
 		c.CAFile = c.CertFile
 	}
+
 	return dir, err
 }
 
@@ -98,8 +103,10 @@ func (s *Server) run(p *process) error {
 	if err := p.start(); err != nil {
 		return err
 	}
+
 	answers := make(chan error, 1)
 	go func() { answers <- s.ready() }()
+
 	select {
 	case err := <-answers:
 		return err
@@ -113,34 +120,44 @@ func (s *Server) run(p *process) error {
 
 func (s *Server) args(dir string, port int) []string {
 	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	plain, tls := port, 0
+	plain := port
+	tls := 0
 	if s.o.tls() {
-		plain, tls = 0, port
+		plain = 0
+		tls = port
 	}
-	args := []string{"--port", strconv.Itoa(plain), "--dir", dir, "--save", "", "--daemonize", "no", "--bind", "127.0.0.1"}
+
+	args := []string{"--port", strconv.Itoa(plain), "--bind", "127.0.0.1",
+		"--dir", dir, "--save", "", "--daemonize", "no"}
 	if s.o.tls() {
 		ask := "no"
 		if s.o.Mutual {
 			ask = "yes"
 		}
-		args = append(args, "--tls-port", strconv.Itoa(tls), "--tls-cert-file", s.CertFile, "--tls-key-file", s.KeyFile,
+
+		args = append(args, "--tls-port", strconv.Itoa(tls),
+			"--tls-cert-file", s.CertFile, "--tls-key-file", s.KeyFile,
 			"--tls-ca-cert-file", s.CAFile, "--tls-auth-clients", ask)
 	}
 	if s.o.Unix {
 		s.Addr = filepath.Join(dir, "redis.sock")
 		args = append(args, "--unixsocket", s.Addr)
 	}
+
 	switch {
 	case s.o.User != "":
-		args = append(args, "--user", s.o.User, "on", ">"+s.o.Password, "~*", "&*", "+@all", "--user", "default", "off")
+		args = append(args, "--user", s.o.User, "on", ">"+s.o.Password, "~*", "&*", "+@all",
+			"--user", "default", "off")
 	case s.o.Password != "":
 		args = append(args, "--requirepass", s.o.Password)
 	}
+
 	if s.o.Keep {
 		// Do not use fsync, so that no test waits for a busy disk. Even without fsync, data that
 		// was written survives the end of the process.
 		args = append(args, "--appendonly", "yes", "--appendfsync", "no")
 	}
+
 	return append(args, s.o.Args...)
 }
 
@@ -163,6 +180,7 @@ func (p *process) kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
+
 	select {
 	case <-p.done:
 		return nil
@@ -177,10 +195,12 @@ func (p *process) restart(data bool) error {
 	default:
 		return errors.New("the process still runs")
 	}
+
 	if !data {
 		if err := os.RemoveAll(filepath.Join(p.dir, "appendonlydir")); err != nil {
 			return err
 		}
 	}
+
 	return p.start()
 }

@@ -79,7 +79,9 @@ type Options struct {
 }
 
 func (o *Options) own() bool {
-	return o.Own || o.real() || o.User != "" || o.Password != "" || o.tls() || o.Unix || o.Keep
+	credentials := o.User != "" || o.Password != ""
+	special := o.real() || o.tls() || credentials
+	return o.Own || special || o.Unix || o.Keep
 }
 
 func (o *Options) tls() bool { return o.TLS || o.Mutual }
@@ -92,12 +94,14 @@ func Start(t testing.TB, o *Options) *Server {
 	if o == nil {
 		o = &Options{}
 	}
+
 	s := &Server{t: t, o: *o}
 	kind, err := choose(os.Getenv(Env), o.own())
 	must(t, "start", err)
 	if o.real() && kind == "inprocess" {
 		t.Skip("needs a real Redis; this run uses miniredis")
 	}
+
 	switch kind {
 	case "process":
 		err = s.startProcess()
@@ -106,6 +110,7 @@ func Start(t testing.TB, o *Options) *Server {
 	default:
 		err = s.useURL(kind)
 	}
+
 	must(t, Env, err)
 	announce(kind)
 	return s
@@ -127,7 +132,9 @@ func choose(asked string, own bool) (string, error) {
 		}
 		return "inprocess", nil
 	}
-	return "", fmt.Errorf("%s=%s: want container, process, inprocess or redis://host:port", Env, asked)
+
+	return "", fmt.Errorf("%s=%s: want container, process, inprocess or redis://host:port", Env,
+		asked)
 }
 
 // version returns the version of the installed server, such as "Redis server v=7.0.15".
@@ -143,15 +150,18 @@ func announce(kind string) {
 	if _, again := announced.LoadOrStore(kind, true); again {
 		return
 	}
+
 	text := "miniredis, in process"
 	if kind == "process" {
 		text = "a redis-server process (" + version() + ")"
 	} else if o, err := redis.ParseURL(kind); err == nil {
 		text = "the Redis at " + o.Addr
 	}
+
 	if os.Getenv(Env) == "container" {
 		text += "; containers are for internal/acceptance"
 	}
+
 	fmt.Fprintf(os.Stderr, "redistest: tests use %s\n", text)
 }
 
@@ -160,7 +170,10 @@ func (s *Server) useURL(raw string) error {
 	if err != nil {
 		return errors.New("not a URL of a Redis") // leave out err, which may contain the password
 	}
-	s.Addr, s.db, s.o.User, s.o.Password = o.Addr, o.DB, o.Username, o.Password
+	s.Addr = o.Addr
+	s.db = o.DB
+	s.o.User = o.Username
+	s.o.Password = o.Password
 	return s.ready()
 }
 
@@ -171,15 +184,18 @@ func Serve(t testing.TB, f func(net.Conn)) (addr string) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, "serve", err)
 	t.Cleanup(func() { ln.Close() })
+
 	go func() {
 		for {
 			c, err := ln.Accept()
 			if err != nil {
 				return
 			}
+
 			go f(c)
 		}
 	}()
+
 	return ln.Addr().String()
 }
 
@@ -196,14 +212,19 @@ func Main(m *testing.M) int {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(800)
 	}
+
 	flag.Parse()
 	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" || f.Name == "test.fuzz" })
+	flag.Visit(func(f *flag.Flag) {
+		given = given || f.Name == "test.parallel" || f.Name == "test.fuzz"
+	})
+
 	if !given && runtime.GOMAXPROCS(0) < atATime {
 		if err := flag.Set("test.parallel", fmt.Sprint(atATime)); err != nil {
 			panic(err)
 		}
 	}
+
 	return m.Run()
 }
 
@@ -257,5 +278,6 @@ func (l *Lab) Do(f func() error) (err error) {
 			panic(r)
 		}
 	}()
+
 	return f()
 }

@@ -39,13 +39,16 @@ func (s *Sentinel) startServers() error {
 	if err != nil {
 		return err
 	}
+
 	args := s.chain()
 	for _, m := range all {
 		if err := m.start(args...); err != nil {
 			return err
 		}
+
 		args = append(s.chain(), "--replicaof", "127.0.0.1", strconv.Itoa(all[0].port))
 	}
+
 	return nil
 }
 
@@ -56,22 +59,27 @@ func (s *Sentinel) startSentinels() error {
 	if err != nil {
 		return err
 	}
+
 	for i, m := range all {
-		m.o.User, m.o.Password = s.o.SentinelUser, s.o.SentinelPassword
+		m.o.User = s.o.SentinelUser
+		m.o.Password = s.o.SentinelPassword
 		file := filepath.Join(m.dir, "sentinel.conf")
 		if err := os.WriteFile(file, []byte(s.config(all, i)), 0o600); err != nil {
 			return err
 		}
+
 		args := append(append([]string{file}, m.args(m.dir, m.port)...), s.chain()...)
 		if err := m.run(&process{dir: m.dir, args: append(args, "--sentinel")}); err != nil {
 			return err
 		}
+
 		// Keep the sentinel out of its TILT mode, which it would enter if the machine stood still
 		// for seconds. The command exists since Redis 7.
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		m.command(ctx, "sentinel", "debug", "info-period", 200, "tilt-trigger", 1000000000)
 		cancel()
 	}
+
 	return nil
 }
 
@@ -93,14 +101,17 @@ func (s *Sentinel) config(all []member, i int) string {
 	if s.o.Password != "" {
 		line("auth-pass", s.Name, strconv.Quote(s.o.Password))
 	}
+
 	for _, replica := range s.Servers[1:] {
 		line("known-replica", s.Name, at(replica))
 	}
+
 	for j, m := range all {
 		if j != i {
 			line("known-sentinel", s.Name, at(m.Server), m.id())
 		}
 	}
+
 	return b.String()
 }
 
@@ -137,7 +148,8 @@ func (s *Sentinel) Master() (master *Server) {
 
 func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 	addr, err := agree(s.Sentinels, func(sentinel *Server) (string, error) {
-		parts, err := sentinel.command(ctx, "sentinel", "get-master-addr-by-name", s.Name).StringSlice()
+		parts, err := sentinel.command(ctx, "sentinel", "get-master-addr-by-name",
+			s.Name).StringSlice()
 		if err == nil && len(parts) != 2 {
 			err = fmt.Errorf("unexpected reply %q", parts)
 		}
@@ -146,9 +158,11 @@ func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 		}
 		return net.JoinHostPort(parts[0], parts[1]), nil
 	})
+
 	if err != nil {
 		return nil, err
 	}
+
 	return s.at(addr)
 }
 
@@ -157,7 +171,8 @@ func (s *Sentinel) master(ctx context.Context) (*Server, error) {
 // after its restart.
 func (s *Sentinel) Failover() {
 	s.t.Helper()
-	old, asked := s.Master(), time.Time{}
+	old := s.Master()
+	asked := time.Time{}
 	s.must("failover", func(ctx context.Context) error {
 		master, err := s.master(ctx)
 		switch {

@@ -65,14 +65,26 @@ func (s *Server) Params() map[string]string { return s.params(&s.o) }
 // ClientOptions returns options for a go-redis client of the server. The timeouts are long enough
 // for any machine. The test may change the options.
 func (s *Server) ClientOptions() *redis.Options {
-	o := &redis.Options{Addr: s.Addr, Username: s.o.User, Password: s.o.Password, DB: s.db,
-		DialTimeout: time.Minute, ReadTimeout: time.Minute, WriteTimeout: time.Minute, PoolTimeout: time.Minute,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}}
+	o := &redis.Options{
+		Addr:         s.Addr,
+		Username:     s.o.User,
+		Password:     s.o.Password,
+		DB:           s.db,
+		DialTimeout:  time.Minute,
+		ReadTimeout:  time.Minute,
+		WriteTimeout: time.Minute,
+		PoolTimeout:  time.Minute,
+		MaintNotificationsConfig: &maintnotifications.Config{
+			Mode: maintnotifications.ModeDisabled,
+		},
+	}
+
 	if s.o.tls() {
 		config, err := s.config(s.o.Mutual)
 		must(s.t, "client", err)
 		o.TLSConfig = config
 	}
+
 	return o
 }
 
@@ -176,7 +188,10 @@ func (s *Server) inStep(ctx context.Context) error {
 
 func (s *Server) follows(ctx context.Context, master *Server) bool {
 	parts, err := s.role(ctx)
-	return err == nil && parts[0] == "slave" && net.JoinHostPort(fmt.Sprint(parts[1]), fmt.Sprint(parts[2])) == master.Addr
+	if err != nil || parts[0] != "slave" {
+		return false
+	}
+	return net.JoinHostPort(fmt.Sprint(parts[1]), fmt.Sprint(parts[2])) == master.Addr
 }
 
 // The method followed returns an error unless the given number of replicas are in step with s.
@@ -210,10 +225,14 @@ func (s *Server) process(ctx context.Context, cmd redis.Cmder) error {
 		cmd.SetErr(err)
 		return err
 	}
+
 	conn.Close()
 
 	o := s.ClientOptions()
-	o.DialerRetries, o.MaxRetries, o.ContextTimeoutEnabled, o.ReadTimeout = 1, -1, true, -1
+	o.DialerRetries = 1
+	o.MaxRetries = -1
+	o.ContextTimeoutEnabled = true
+	o.ReadTimeout = -1
 	rdb := redis.NewClient(o)
 	defer rdb.Close()
 	return rdb.Process(ctx, cmd)
@@ -227,6 +246,7 @@ const patience = 3 * time.Minute
 func until(ask func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+
 	for {
 		within, done := context.WithTimeout(ctx, 20*time.Second)
 		err := ask(within)
@@ -234,6 +254,7 @@ func until(ask func(ctx context.Context) error) error {
 		if err == nil {
 			return nil
 		}
+
 		select {
 		case <-ctx.Done():
 			return err

@@ -80,8 +80,10 @@ func (s *Set) members(n int, name string, servers *[]*Server) ([]member, error) 
 			srv.Stop()
 		}
 	}
+
 	*servers = nil
 	all := make([]member, n)
+
 	for i := range all {
 		m := &all[i]
 		m.Server = &Server{t: s.t, o: s.o, Certificate: s.Certificate}
@@ -92,9 +94,11 @@ func (s *Set) members(n int, name string, servers *[]*Server) ([]member, error) 
 		if m.port, err = freePort(s.t); err != nil {
 			return nil, err
 		}
+
 		m.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(m.port))
 		*servers = append(*servers, m.Server)
 	}
+
 	return all, nil
 }
 
@@ -129,8 +133,10 @@ func agree[A comparable](all []*Server, ask func(*Server) (A, error)) (answer A,
 		if i > 0 && next != answer {
 			return answer, fmt.Errorf("the servers disagree: %v and %v", answer, next)
 		}
+
 		answer = next
 	}
+
 	return answer, nil
 }
 
@@ -146,6 +152,7 @@ func (s *Set) chain() []string {
 	if s.o.Password != "" {
 		args = append(args, "--masterauth", s.o.Password)
 	}
+
 	return args
 }
 
@@ -159,7 +166,8 @@ func (s *Set) url(kind string, servers []*Server, suffix string) string {
 	for i, srv := range servers {
 		addrs[i] = srv.Addr
 	}
-	return scheme + kind + "://" + userinfo(s.o.User, s.o.Password) + strings.Join(addrs, ",") + suffix
+	user := userinfo(s.o.User, s.o.Password)
+	return scheme + kind + "://" + user + strings.Join(addrs, ",") + suffix
 }
 
 // must calls ask until one call succeeds. After the duration patience, it fails the test.

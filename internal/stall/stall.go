@@ -11,7 +11,8 @@ const tick = 10 * time.Millisecond
 // probe is not nil, Watch calls it at each tick. If probe calls a server, the time for which that
 // server stands still counts as well. The caller must call stop(), which returns the longest time.
 func Watch(probe func()) (stop func() time.Duration) {
-	quit, longest := make(chan struct{}), make(chan time.Duration)
+	quit := make(chan struct{})
+	longest := make(chan time.Duration)
 	go func() {
 		var worst time.Duration
 		last := time.Now()
@@ -29,7 +30,8 @@ func Watch(probe func()) (stop func() time.Duration) {
 				probe()
 			}
 			now := time.Now()
-			worst, last = max(worst, now.Sub(last)-tick), now
+			worst = max(worst, now.Sub(last)-tick)
+			last = now
 			if ended {
 				longest <- worst
 				return

@@ -17,22 +17,31 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 		before, after []any
 		releases      bool // a hold can still be renewed and released
 	}{
-		"OOM":        {[]any{"config", "set", "maxmemory", "1"}, []any{"config", "set", "maxmemory", "0"}, true},
-		"READONLY":   {[]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}, false},
-		"NOPERM":     {[]any{"acl", "setuser", "default", "-@string", "-@hash", "-@scripting"}, []any{"acl", "setuser", "default", "+@all"}, false},
-		"NOREPLICAS": {[]any{"config", "set", "min-replicas-to-write", "1"}, []any{"config", "set", "min-replicas-to-write", "0"}, false},
+		"OOM": {[]any{"config", "set", "maxmemory", "1"},
+			[]any{"config", "set", "maxmemory", "0"}, true},
+		"READONLY": {[]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"},
+			false},
+		"NOPERM": {[]any{"acl", "setuser", "default", "-@string", "-@hash", "-@scripting"},
+			[]any{"acl", "setuser", "default", "+@all"}, false},
+		"NOREPLICAS": {[]any{"config", "set", "min-replicas-to-write", "1"},
+			[]any{"config", "set", "min-replicas-to-write", "0"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := s.setup(t, &redistest.Options{Own: true, Real: true})
-			mine, reader, kept := Claim("mine"), Shared("reader"), Claim("kept")
+			mine := Claim("mine")
+			reader := Shared("reader")
+			kept := Claim("kept")
 			for _, claim := range []backend.Claim{mine, reader, kept, Fenced("fenced")} {
 				r.Acquire(t, claim)
 				r.Renew(t, claim)
 			}
+
 			// A caller that has waited for readers may take the key by another script.
-			before, waiting := Shared("waiting"), Claim("waiting")
-			waiting.WillRetry, waiting.Waited = true, time.Millisecond
+			before := Shared("waiting")
+			waiting := Claim("waiting")
+			waiting.WillRetry = true
+			waiting.Waited = time.Millisecond
 			r.Acquire(t, before)
 			Want(t, "acquire", ErrOf(r.Driver.Acquire(t.Context(), waiting)), backend.ErrHeld)
 			r.Release(t, before)
@@ -42,7 +51,8 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 
 			r.Do(t, c.before...)
 			for kind, claim := range map[string]backend.Claim{
-				"unfenced": Claim("k"), "fenced": Fenced("k"), "shared": Shared("k"), "beside a reader": Shared("reader"), "waiting": waiting,
+				"unfenced": Claim("k"), "fenced": Fenced("k"), "shared": Shared("k"),
+				"beside a reader": Shared("reader"), "waiting": waiting,
 			} {
 				_, err := r.Driver.Acquire(t.Context(), claim)
 				Outage(t, "acquire "+kind, err)
@@ -50,7 +60,10 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 					t.Errorf("acquire %s: %q does not give the server's reason", kind, err)
 				}
 			}
-			mine.TTL, reader.TTL = 10*Term, 10*Term // longer, so that a renewal writes
+
+			// The renewals ask for longer terms, so that they write.
+			mine.TTL = 10 * Term
+			reader.TTL = 10 * Term
 			errs := map[string]error{"renew": r.Renew(t, mine), "renew shared": r.Renew(t, reader)}
 			left := min(r.Left(t, "mine"), r.Left(t, "reader"))
 			errs["release"] = r.Driver.Release(t.Context(), mine)
@@ -63,6 +76,7 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 					Outage(t, what, err)
 				}
 			}
+
 			if c.releases && left < 9*Term {
 				t.Errorf("renewed: %v left", left)
 			}
@@ -78,7 +92,8 @@ func (s Strategy) ScriptErrorsAreNoLoss(t *testing.T) {
 	outages := 0
 	for _, right := range []string{"getrange", "hlen", "hkeys", "hdel"} {
 		r := s.setup(t, real)
-		c, held := Claim("k"), Claim("held")
+		c := Claim("k")
+		held := Claim("held")
 		r.Acquire(t, c)
 		r.Acquire(t, held)
 		r.Forbid(t, "-"+right)
@@ -91,7 +106,9 @@ func (s Strategy) ScriptErrorsAreNoLoss(t *testing.T) {
 				outages++
 			}
 		}
-		if _, err := r.Driver.Acquire(t.Context(), Claim("held")); !errors.Is(err, backend.ErrHeld) {
+
+		_, err := r.Driver.Acquire(t.Context(), Claim("held"))
+		if !errors.Is(err, backend.ErrHeld) {
 			Outage(t, "acquire without "+right, err)
 		}
 		if st, err := r.Driver.Inspect(t.Context(), "held"); err == nil && !st.Held {
@@ -101,6 +118,7 @@ func (s Strategy) ScriptErrorsAreNoLoss(t *testing.T) {
 			Outage(t, "acquire fenced", ErrOf(r.Driver.Acquire(t.Context(), Fenced("free"))))
 		}
 	}
+
 	if outages < 2 {
 		t.Error("renewals and releases need none of these rights")
 	}

@@ -39,22 +39,34 @@ func (s Strategy) RecordAndRefusal(t *testing.T) {
 		first.Owner = "host/7/job #3 \xff"
 		refused := func(c backend.Claim, term time.Duration) {
 			t.Helper()
+			kept := term > Term
+			rests := func(left time.Duration) bool { return left > term/2 && left <= term }
+
 			var held *backend.HeldError
-			if _, err := r.Driver.Acquire(t.Context(), c); !errors.As(err, &held) || held.Owner != first.Owner || held.RetryAfter <= term/2 || held.RetryAfter > term || held.Kept != (term > Term) {
+			_, err := r.Driver.Acquire(t.Context(), c)
+			switch {
+			case !errors.As(err, &held):
 				t.Errorf("%s: got %v", kind, err)
+			case held.Owner != first.Owner, held.Kept != kept, !rests(held.RetryAfter):
+				t.Errorf("%s: got %+v", kind, held)
 			}
+
 			st, err := r.Driver.Inspect(t.Context(), kind)
-			if err != nil || st.Owner != first.Owner || st.TTL <= term/2 || st.TTL > term || s.Since == st.Since.IsZero() || st.Kept != (term > Term) {
+			ours := st.Owner == first.Owner && s.Since != st.Since.IsZero()
+			if err != nil || !ours || st.Kept != kept || !rests(st.TTL) {
 				t.Errorf("%s: inspect: got %+v, %v", kind, st, err)
 			}
 		}
+
 		r.Acquire(t, first)
 		if !s.Has(t.Context(), r.Redis, first) {
 			t.Errorf("%s: another record", kind)
 		}
+
 		for _, second := range kinds {
 			refused(second(kind), Term)
 		}
+
 		refused(first, Term)
 
 		nameless := backend.Claim{Key: kind, Token: first.Token, TTL: Term}
@@ -65,6 +77,7 @@ func (s Strategy) RecordAndRefusal(t *testing.T) {
 		if s.Has(t.Context(), r.Redis, first) {
 			t.Errorf("%s: the record has its token still", kind)
 		}
+
 		Want(t, "break", r.Driver.Break(t.Context(), kind), nil)
 		r.Acquire(t, first)
 		Want(t, "release", r.Driver.Release(t.Context(), nameless), nil)
@@ -95,6 +108,7 @@ func (s Strategy) RenewAlwaysWrites(t *testing.T) {
 	if left := r.Redis.PTTL(t.Context(), "k").Val(); left <= c.TTL {
 		t.Errorf("it left %v of %v", left, Term)
 	}
+
 	r.Redis.Persist(t.Context(), "k")
 	if err := r.Renew(t, c); err != nil || r.Left(t, "k") != -1 {
 		t.Errorf("without end: %v, %v left", err, r.Left(t, "k"))
@@ -129,12 +143,18 @@ var foreign = map[string]func(ctx context.Context, rdb *redis.Client, key string
 	"short string": func(ctx context.Context, rdb *redis.Client, key string) error {
 		return rdb.Set(ctx, key, "user#7", 0).Err()
 	},
-	"empty string": func(ctx context.Context, rdb *redis.Client, key string) error { return rdb.Set(ctx, key, "", 0).Err() },
+	"empty string": func(ctx context.Context, rdb *redis.Client, key string) error {
+		return rdb.Set(ctx, key, "", 0).Err()
+	},
 	"long string": func(ctx context.Context, rdb *redis.Client, key string) error {
 		return rdb.Set(ctx, key, strings.Repeat("x", 1<<20), 0).Err()
 	},
-	"list": func(ctx context.Context, rdb *redis.Client, key string) error { return rdb.LPush(ctx, key, "x").Err() },
-	"set":  func(ctx context.Context, rdb *redis.Client, key string) error { return rdb.SAdd(ctx, key, "x").Err() },
+	"list": func(ctx context.Context, rdb *redis.Client, key string) error {
+		return rdb.LPush(ctx, key, "x").Err()
+	},
+	"set": func(ctx context.Context, rdb *redis.Client, key string) error {
+		return rdb.SAdd(ctx, key, "x").Err()
+	},
 	"stream": func(ctx context.Context, rdb *redis.Client, key string) error {
 		return rdb.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: []string{"a", "b"}}).Err()
 	},
@@ -151,6 +171,7 @@ func (s Strategy) foreignValues(t *testing.T, rdb *redis.Client) (keys []string)
 	t.Helper()
 	all := maps.Clone(foreign)
 	maps.Copy(all, s.Foreign)
+
 	for kind, put := range all {
 		Want(t, kind, put(t.Context(), rdb, kind), nil)
 		keys = append(keys, kind)
@@ -161,6 +182,7 @@ func (s Strategy) foreignValues(t *testing.T, rdb *redis.Client) (keys []string)
 			keys = append(keys, key)
 		}
 	}
+
 	return keys
 }
 
@@ -173,10 +195,15 @@ func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 	keys := s.foreignValues(t, r.Redis)
 	r.Forbid(t, "-@write")
 	r.wantListed(t, "foreign values", "")
+
 	for _, key := range keys {
 		ends := r.Left(t, key) > 0
 		status, err := r.Driver.Inspect(ctx, key)
-		if err != nil || !status.Held || ends != (status.TTL > Term) || status.Owner != "" || len(status.Shared) > 0 {
+		named := status.Owner != "" || len(status.Shared) > 0
+		if err != nil || !status.Held || named {
+			t.Errorf("%s: inspect: got %+v, %v", key, status, err)
+		}
+		if ends != (status.TTL > Term) {
 			t.Errorf("%s: inspect: got %+v, %v", key, status, err)
 		}
 	}
@@ -185,27 +212,41 @@ func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 	for _, key := range keys {
 		before := r.Redis.Dump(ctx, key).Val()
 		ends := r.Left(t, key) > 0
-		waiting, exact, slot := Claim(key), Shared(key), Claim(key+"#0")
+		waiting := Claim(key)
+		exact := Shared(key)
+		slot := Claim(key + "#0")
 		waiting.WillRetry = true
-		exact.Token, exact.Owner = "token", "owner"
+		exact.Token = "token"
+		exact.Owner = "owner"
 		r.Do(t, "copy", key, slot.Key)
-		for _, c := range []backend.Claim{Claim(key), Fenced(key), Shared(key), waiting, exact, slot, {Key: key, Token: "token", TTL: time.Second, Timeout: Term}} {
+		for _, c := range []backend.Claim{
+			Claim(key), Fenced(key), Shared(key), waiting, exact, slot,
+			{Key: key, Token: "token", TTL: time.Second, Timeout: Term},
+		} {
 			var held *backend.HeldError
-			if _, err := r.Driver.Acquire(ctx, c); !errors.As(err, &held) || held.Owner != "" || held.Shared || ends != (held.RetryAfter > Term) {
-				t.Errorf("%s: acquire: got %#v", key, err)
+			_, err := r.Driver.Acquire(ctx, c)
+			switch {
+			case !errors.As(err, &held):
+				t.Errorf("%s: acquire: got %v", key, err)
+			case held.Owner != "", held.Shared, ends != (held.RetryAfter > Term):
+				t.Errorf("%s: acquire: got %#v", key, held)
 			}
+
 			Lost(t, key+": renew", r.Renew(t, c))
 			Lost(t, key+": release", r.Driver.Release(ctx, c))
 			Lost(t, key+": release with KeepUntil", r.Driver.Release(ctx, Kept(c, Term)))
 		}
+
 		for _, key := range []string{key, slot.Key} {
 			if r.Redis.Dump(ctx, key).Val() != before || ends != (r.Left(t, key) > Term) {
 				t.Errorf("%s: it has changed", key)
 			}
 		}
+
 		if n := r.Redis.Exists(ctx, redisstore.IntentKey(key)).Val(); n != 0 {
 			t.Errorf("%s: an intent", key)
 		}
+
 		Want(t, key+": break", r.Driver.Break(ctx, key), nil)
 		r.Acquire(t, Claim(key))
 	}
@@ -217,9 +258,11 @@ func (s Strategy) ReportsWriteNothing(t *testing.T) {
 	r := s.setup(t, real)
 	kept := Claim("kept")
 	keys := []string{"alone", "kept"}
+
 	for _, c := range []backend.Claim{Fenced("alone"), kept} {
 		r.Acquire(t, c)
 	}
+
 	r.Release(t, Kept(kept, Term))
 	ended := Shared("shared")
 	shares := r.Driver.Traits().Shared
@@ -234,6 +277,7 @@ func (s Strategy) ReportsWriteNothing(t *testing.T) {
 	if !shares {
 		return
 	}
+
 	st, err := r.Driver.Inspect(t.Context(), "shared")
 	if err != nil || len(st.Shared) != 1 || st.Shared[0] == ended.Owner {
 		t.Errorf("inspect: %+v, %v", st, err)
@@ -244,11 +288,15 @@ func (s Strategy) ReportsWriteNothing(t *testing.T) {
 func (s Strategy) NewRefusesMisuse(t *testing.T) {
 	calls := map[string]func() (backend.Driver, error){
 		"nil client": func() (backend.Driver, error) { return s.New(nil, 0) },
-		"fence ttl":  func() (backend.Driver, error) { return s.New(redis.NewClient(&redis.Options{}), -time.Second) },
+		"fence ttl": func() (backend.Driver, error) {
+			return s.New(redis.NewClient(&redis.Options{}), -time.Second)
+		},
 	}
+
 	maps.Copy(calls, s.Misuse)
 	for name, f := range calls {
-		if _, err := f(); !errors.Is(err, backend.ErrInvalid) || !strings.HasPrefix(err.Error(), s.Name+": ") {
+		_, err := f()
+		if !errors.Is(err, backend.ErrInvalid) || !strings.HasPrefix(err.Error(), s.Name+": ") {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}

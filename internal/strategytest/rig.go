@@ -26,7 +26,9 @@ type Rig[D backend.Inspector] struct {
 
 // Setup starts a Redis and returns a Rig. The function open makes the driver. If o is nil, no other
 // test uses the Redis.
-func Setup[D backend.Inspector](t *testing.T, o *redistest.Options, open func(rdb redis.UniversalClient) D) Rig[D] {
+func Setup[D backend.Inspector](
+	t *testing.T, o *redistest.Options, open func(rdb redis.UniversalClient) D,
+) Rig[D] {
 	t.Helper()
 	if o == nil {
 		o = &redistest.Options{Own: true}
@@ -46,8 +48,13 @@ var serial atomic.Int64
 func Claim(key string) backend.Claim {
 	n := serial.Add(1)
 	// The token is as long as a token of the engine. A shorter one would make no record.
-	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%016d", n), Owner: fmt.Sprintf("owner %d", n),
-		TTL: Term, Timeout: 3 * time.Second}
+	return backend.Claim{
+		Key:     key,
+		Token:   fmt.Sprintf("token-%016d", n),
+		Owner:   fmt.Sprintf("owner %d", n),
+		TTL:     Term,
+		Timeout: 3 * time.Second,
+	}
 }
 
 // Fenced is Claim with a fence.
@@ -65,7 +72,9 @@ func (r Rig[D]) Acquire(t *testing.T, c backend.Claim) backend.Grant {
 func (r Rig[D]) Renew(t *testing.T, c backend.Claim) error {
 	t.Helper()
 	err := errors.New("not answered")
-	r.Driver.Renew(t.Context(), []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+	r.Driver.Renew(t.Context(), []backend.Claim{c}, func(_ int, _ backend.Grant, e error) {
+		err = e
+	})
 	return err
 }
 
@@ -95,12 +104,15 @@ func (r Rig[D]) Forbid(t *testing.T, rights ...any) {
 // Outage fails the test unless err is an outage that names the server.
 func Outage(t *testing.T, what string, err error) {
 	t.Helper()
-	for _, definite := range []error{nil, backend.ErrHeld, backend.ErrLost, backend.ErrInvalid, errors.ErrUnsupported} {
+	for _, definite := range []error{
+		nil, backend.ErrHeld, backend.ErrLost, backend.ErrInvalid, errors.ErrUnsupported,
+	} {
 		if errors.Is(err, definite) {
 			t.Errorf("%s: got %v, want an outage", what, err)
 			return
 		}
 	}
+
 	if !strings.Contains(err.Error(), "redis ") {
 		t.Errorf("%s: %q does not name the server", what, err)
 	}

@@ -58,35 +58,44 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 	r := s.setup(t, real)
 	intent := redisstore.IntentKey("k")
 	began := time.Now()
+
 	for kind, claim := range kinds {
-		reader, w := Shared("k"), claim("k")
+		reader := Shared("k")
+		w := claim("k")
 		r.Acquire(t, reader)
 		for range 3 {
 			refused(t, kind, r, claim("k"), true)
 		}
+
 		if n := r.Redis.Exists(t.Context(), intent).Val(); n != 0 {
 			t.Fatalf("%s: a TryLock left an intent", kind)
 		}
 
 		// Repeat the attempt if, on a slow machine, the intent expires before the test reads it.
-		w.WillRetry, w.Contended = true, true
+		w.WillRetry = true
+		w.Contended = true
 		var left time.Duration
 		await.Until(t, kind+": an intent", func() bool {
 			refused(t, kind, r, w, true)
 			left = r.Left(t, intent)
 			return left > s.Intents*2/3 && r.Redis.PExpire(t.Context(), intent, Term).Val()
 		})
+
 		if got := r.Redis.Get(t.Context(), intent).Val(); got != w.Token {
 			t.Fatalf("%s: the intent is %q", kind, got)
 		}
+
 		// spinlock prolongs the intent by twice the time of its last round trip, rounded up to a
 		// millisecond. The time since the test began is longer than that round trip.
 		if left > s.Intents+2*time.Since(began)+time.Millisecond {
 			t.Errorf("%s: the intent lasts for %v", kind, left)
 		}
-		if held := refused(t, kind+": a new reader", r, Shared("k"), false); held.RetryAfter <= 0 || held.RetryAfter > Term {
+
+		held := refused(t, kind+": a new reader", r, Shared("k"), false)
+		if held.RetryAfter <= 0 || held.RetryAfter > Term {
 			t.Errorf("%s: a new reader: got %+v", kind, held)
 		}
+
 		Want(t, "renewal beside an intent", r.Renew(t, reader), nil)
 
 		// The intent also keeps readers out while the key is free.
@@ -96,18 +105,22 @@ func (s Strategy) WaitingWriterKeepsReadersOut(t *testing.T) {
 		if n := r.Redis.Exists(t.Context(), intent).Val(); n != 0 {
 			t.Errorf("%s: the grant left the intent", kind)
 		}
+
 		r.Release(t, w)
 	}
 
 	// A user without the right to hasp's own keys can leave no intent. While there are readers, the
 	// user's writer is refused. When the readers have left, the writer takes the key.
-	reader, w := Shared("k"), Claim("k")
+	reader := Shared("k")
+	w := Claim("k")
 	r.Acquire(t, reader)
 	r.Forbid(t, "resetkeys", "~k")
 	w.WillRetry = true
+
 	for range 3 {
 		refused(t, "a writer without a right to intents", r, w, true)
 	}
+
 	r.Release(t, reader)
 	r.Acquire(t, w)
 }
@@ -123,12 +136,14 @@ func (s Strategy) SharedWithoutRights(t *testing.T) {
 	if n := r.Redis.Exists(t.Context(), "k").Val(); n != 0 {
 		t.Error("a key is left")
 	}
+
 	longer := hold
 	longer.TTL = 100 * Term
 	Outage(t, "renew without pexpire", r.Renew(t, longer))
 	if left := r.Left(t, "held"); left <= 0 || left > Term {
 		t.Errorf("a refused renewal left %v", left)
 	}
+
 	Want(t, "release without pexpire", r.Driver.Release(t.Context(), hold), nil)
 	r.Forbid(t, "+pexpire")
 	r.Acquire(t, hold)

@@ -51,16 +51,19 @@ type Strategy struct {
 func Run(t *testing.T, s Strategy) {
 	t.Parallel() // each test has its own server, and the slow tests mostly sleep
 	tests := []func(*testing.T){
-		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.ReportsWriteNothing, s.NewRefusesMisuse,
+		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.ReportsWriteNothing,
+		s.NewRefusesMisuse,
 		s.FenceCounter, s.ForeignFenceCounterIsRefused,
 		s.RefusalsOfTheServerAreOutages, s.ScriptErrorsAreNoLoss,
 		s.ListNamesOnlyOurOwn,
 		s.OpenByURL, s.OpenErrors,
 		s.SharedHolds, s.SharedWithoutRights,
 	}
+
 	if s.Intents > 0 {
 		tests = append(tests, s.WaitingWriterKeepsReadersOut)
 	}
+
 	for _, f := range tests {
 		// The name of a method value is package.Type.Method-fm.
 		name := runtime.FuncForPC(reflect.ValueOf(f).Pointer()).Name()

@@ -56,6 +56,7 @@ func Start(t testing.TB) *Server {
 	if _, set := os.LookupEnv("TESTCONTAINERS_RYUK_DISABLED"); !set {
 		os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
 	}
+
 	s := &Server{image: cmp.Or(os.Getenv(ImageEnv), "redis:7-alpine")}
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
@@ -63,10 +64,12 @@ func Start(t testing.TB) *Server {
 	if s.api, err = testcontainers.NewDockerClientWithOpts(ctx); err != nil {
 		t.Fatalf("container: no Docker: %v", err)
 	}
+
 	t.Cleanup(func() { s.api.Close() })
 	if s.port, err = freePort(); err != nil {
 		t.Fatalf("container: %v", err)
 	}
+
 	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
 	t.Cleanup(func() {
 		s.mu.Lock()
@@ -75,9 +78,11 @@ func Start(t testing.TB) *Server {
 			t.Logf("container: %v", err)
 		}
 	})
+
 	if err := s.run(ctx); err != nil {
 		t.Fatalf("container: image %s (%s names another): %v", s.image, ImageEnv, err)
 	}
+
 	return s
 }
 
@@ -85,16 +90,20 @@ func Start(t testing.TB) *Server {
 func (s *Server) run(ctx context.Context) error {
 	var err error
 	s.c, err = testcontainers.Run(ctx, s.image,
-		testcontainers.WithCmd("redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", "/data",
+		testcontainers.WithCmd("redis-server", "--bind", "0.0.0.0", "--protected-mode", "no",
+			"--dir", "/data",
 			"--save", "", "--appendonly", "yes", "--appendfsync", "always"),
 		testcontainers.WithExposedPorts("6379/tcp"),
 		testcontainers.WithHostConfigModifier(func(c *container.HostConfig) {
-			c.PortBindings = network.PortMap{network.MustParsePort("6379/tcp"): {{HostIP: loopback, HostPort: strconv.Itoa(s.port)}}}
+			c.PortBindings = network.PortMap{network.MustParsePort("6379/tcp"): {{HostIP: loopback,
+				HostPort: strconv.Itoa(s.port)}}}
 		}),
-		testcontainers.WithWaitStrategyAndDeadline(startTimeout, wait.ForLog("Ready to accept connections")))
+		testcontainers.WithWaitStrategyAndDeadline(startTimeout,
+			wait.ForLog("Ready to accept connections")))
 	if err != nil {
 		return err
 	}
+
 	return redistest.Ready(s.Addr) // Docker accepts connections before the Redis does
 }
 
@@ -108,14 +117,16 @@ func (s *Server) remove() error {
 	defer removing.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	return testcontainers.TerminateContainer(s.c, testcontainers.StopTimeout(0), testcontainers.StopContext(ctx))
+	return testcontainers.TerminateContainer(s.c, testcontainers.StopTimeout(0),
+		testcontainers.StopContext(ctx))
 }
 
 // Kill ends the server as SIGKILL does.
 func (s *Server) Kill(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, err := s.api.ContainerKill(ctx, s.c.GetContainerID(), client.ContainerKillOptions{Signal: "KILL"})
+	_, err := s.api.ContainerKill(ctx, s.c.GetContainerID(),
+		client.ContainerKillOptions{Signal: "KILL"})
 	return err
 }
 
@@ -132,6 +143,7 @@ func (s *Server) Start(ctx context.Context, data bool) error {
 	if err := s.c.Start(ctx); err != nil {
 		return err
 	}
+
 	return redistest.Ready(s.Addr)
 }
 
@@ -150,5 +162,6 @@ func freePort() (int, error) {
 			return p, l.Close()
 		}
 	}
+
 	return 0, errors.New("no free port")
 }
