@@ -144,11 +144,11 @@ func listForeign(e *env) {
 		prefix, keys := e.keysFor(1)
 		c := e.claimOf(keys[0], e.long)
 		other.take(c)
-		named := this.inspect(c.Key).Owner != ""
+		shows := this.inspect(c.Key).Owner != ""
 		all := this.list(prefix)
-		require(len(all) == 0 && !named || len(all) == 1 && all[c.Key].Owner == c.Owner,
+		require(len(all) == 0 && !shows || len(all) == 1 && all[c.Key].Owner == c.Owner,
 			"list of a key that %q holds with %s, and that Inspect shows with its owner: %t: %+v",
-			c.Owner, o.name, named, all)
+			c.Owner, o.name, shows, all)
 	}
 }
 

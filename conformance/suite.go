@@ -222,8 +222,8 @@ func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err er
 		// for a while, long holds may have expired, or a call had no answer for a whole timeout.
 		var late *slowError
 		var skip *skipError
-		noAnswer := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
-		silent := noAnswer && took >= p.timeout
+		timesOut := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
+		silent := timesOut && took >= p.timeout
 		disturbed := stalled > p.term/8 || took > p.long/2 || silent
 		slowly := disturbed || errors.As(err, &late)
 		over := err == nil || ctx.Err() != nil || took > limit

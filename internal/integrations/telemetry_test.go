@@ -213,9 +213,9 @@ func checkDashboard(t *testing.T, have series) {
 	var used []string
 	ids := map[int]bool{}
 	for _, p := range board.Panels {
-		placed := p.GridPos.H > 0 && p.GridPos.X+p.GridPos.W <= 24
-		told := p.Title != "" && p.Description != ""
-		if !told || len(p.Targets) == 0 || ids[p.ID] || !placed {
+		hasPlace := p.GridPos.H > 0 && p.GridPos.X+p.GridPos.W <= 24
+		hasText := p.Title != "" && p.Description != ""
+		if !hasText || len(p.Targets) == 0 || ids[p.ID] || !hasPlace {
 			t.Errorf("panel %q: it must have a title, a description, a query, an ID of its own and a place", p.Title)
 		}
 		ids[p.ID] = true

@@ -199,8 +199,8 @@ func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 	for _, key := range keys {
 		ends := r.Left(t, key) > 0
 		status, err := r.Driver.Inspect(ctx, key)
-		named := status.Owner != "" || len(status.Shared) > 0
-		if err != nil || !status.Held || named {
+		hasName := status.Owner != "" || len(status.Shared) > 0
+		if err != nil || !status.Held || hasName {
 			t.Errorf("%s: inspect: got %+v, %v", key, status, err)
 		}
 		if ends != (status.TTL > Term) {
