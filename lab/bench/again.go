@@ -19,10 +19,12 @@ func (s repetition) measure(ctx context.Context, b *bench, c contestant) (figure
 		return nil, err
 	}
 	var made made
-	reports, err := b.compete([]order{{Contestant: strings.TrimSuffix(c.name, "-linger"), Stores: b.at[0], Key: key, Waiters: 1, Think: s.think}}, func() (err error) {
+	reports, err := b.compete([]order{{Contestant: strings.TrimSuffix(c.name, "-linger"),
+		Stores: b.at[0], Key: key, Waiters: 1, Think: s.think}}, func() (err error) {
 		made, err = pairs(ctx, l, term, [][]string{{key}}, s.length)
 		return err
 	})
+
 	if err != nil {
 		return nil, err
 	}
@@ -33,6 +35,7 @@ func (s repetition) measure(ctx context.Context, b *bench, c contestant) (figure
 			waits = append(waits, time.Duration(t.Got-t.Asked))
 		}
 	}
+
 	return figures{
 		"pairs_per_s":   float64(made.pairs) / made.took.Seconds(),
 		"other_p50_ms":  percentile(waits, 50) / 1e3,
@@ -44,5 +47,6 @@ func (s repetition) measure(ctx context.Context, b *bench, c contestant) (figure
 // repeated returns the table of the scenario "again".
 func (r *results) repeated(p plan) string {
 	return r.table(r.rows(p.sections(again)[0], 1),
-		r.plain("pairs/s", "pairs_per_s"), r.plain("the other's wait, p50 ms", "other_p50_ms"), r.plain("p99 ms", "other_p99_ms"), r.plain("its holds", "others_served"))
+		r.plain("pairs/s", "pairs_per_s"), r.plain("the other's wait, p50 ms", "other_p50_ms"),
+		r.plain("p99 ms", "other_p99_ms"), r.plain("its holds", "others_served"))
 }

@@ -19,7 +19,9 @@ func connect(url string) (*redis.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = time.Minute, time.Minute, time.Minute
+	o.ReadTimeout = time.Minute
+	o.WriteTimeout = time.Minute
+	o.PoolTimeout = time.Minute
 	return redis.NewClient(o), nil
 }
 
@@ -119,8 +121,10 @@ func (k *keeper) lock(ctx context.Context, key string) (held, error) {
 		if err != nil {
 			return nil, err
 		}
-		k.kept, k.until = l, time.Now().Add(keepFor)
+		k.kept = l
+		k.until = time.Now().Add(keepFor)
 	}
+
 	return &keptLock{k}, nil
 }
 
@@ -154,6 +158,7 @@ func openQuorum(ctx context.Context, s stores, term time.Duration) (locker, erro
 		}
 		q.nodes = append(q.nodes, l)
 	}
+
 	return q, nil
 }
 
@@ -167,10 +172,12 @@ func (q *quorum) lock(ctx context.Context, key string) (held, error) {
 		l.acquired[i] <- h
 		return err
 	})
+
 	if err != nil {
 		_ = l.Unlock(ctx)
 		return nil, err
 	}
+
 	return l, nil
 }
 
@@ -196,6 +203,7 @@ func most(ctx context.Context, n int, do func(ctx context.Context, i int) error)
 			answers <- do(ctx, i)
 		}()
 	}
+
 	var yes int
 	var no []error
 	for {
@@ -234,19 +242,22 @@ func openRenewing(ctx context.Context, s stores, term time.Duration) (locker, er
 	b := &bareCaller{rdb, term, polling, func() error { cancel(); return rdb.Close() }, &sync.Map{}}
 	go func() {
 		for range time.Tick(term / 3) {
-			_, _ = b.rdb.Pipelined(ctx, b.renew) // ignore errors, because Unlock reports the locks that were lost
+			// ignore errors, because Unlock reports the locks that were lost
+			_, _ = b.rdb.Pipelined(ctx, b.renew)
 			if ctx.Err() != nil {
 				return
 			}
 		}
 	}()
+
 	return b, nil
 }
 
 // renew adds the renewals of all locks to a pipeline.
 func (b *bareCaller) renew(p redis.Pipeliner) error {
 	b.held.Range(func(l, _ any) bool {
-		compareAndExtend.EvalSha(context.Background(), p, []string{l.(*bareLock).key}, l.(*bareLock).token, b.term.Milliseconds())
+		compareAndExtend.EvalSha(context.Background(), p, []string{l.(*bareLock).key},
+			l.(*bareLock).token, b.term.Milliseconds())
 		return true
 	})
 	return nil

@@ -16,13 +16,16 @@ import (
 // bench is one run of this program.
 type bench struct {
 	plan    plan
-	only    []string                 // texts that the text of a setting must contain
-	servers redistest.Lab            // ends the servers and the workers
-	redises []*redistest.Server      // first the server that contestants on one node use, then five masters
-	at      map[time.Duration]stores // for each delay of a round trip, the addresses of the servers or of proxies with this delay
+	only    []string      // texts that the text of a setting must contain
+	servers redistest.Lab // ends the servers and the workers
+	// first the server that contestants on one node use, then five masters
+	redises []*redistest.Server
+	// for each delay of a round trip, the addresses of the servers or of proxies with this delay
+	at      map[time.Duration]stores
 	meter   meter
 	workers []*crew.Process
-	open    map[string]locker // for each contestant, a locker that stays open until the process ends
+	// for each contestant, a locker that stays open until the process ends
+	open    map[string]locker
 	results *results
 }
 
@@ -57,6 +60,7 @@ func (b *bench) run(ctx context.Context, names []string) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -67,16 +71,20 @@ func (b *bench) round(ctx context.Context, round int, scenario string, until tim
 	first := round * len(contestants) / b.plan.rounds
 	for _, s := range b.plan.settings[scenario] {
 		in := section{scenario, s.String()}
-		if slices.ContainsFunc(b.only, func(word string) bool { return !strings.Contains(in.setting, word) }) {
+		if slices.ContainsFunc(b.only,
+			func(word string) bool { return !strings.Contains(in.setting, word) }) {
 			continue
 		}
-		fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n", time.Since(b.results.Began).Seconds(), round+1, b.plan.rounds, scenario, in.setting)
+		fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n",
+			time.Since(b.results.Began).Seconds(), round+1, b.plan.rounds, scenario, in.setting)
 		for _, c := range slices.Concat(contestants[first:], contestants[:first]) {
 			if !s.includes(c) {
 				continue
 			}
 			if time.Now().After(until) {
-				b.results.Skipped = append(b.results.Skipped, fmt.Sprintf("round %d of %s from %s, %s on", round+1, scenario, in.setting, c.name))
+				b.results.Skipped = append(b.results.Skipped,
+					fmt.Sprintf("round %d of %s from %s, %s on", round+1, scenario, in.setting,
+						c.name))
 				return nil
 			}
 			if err := b.turn(ctx, in, s, c); err != nil {
@@ -84,6 +92,7 @@ func (b *bench) round(ctx context.Context, round int, scenario string, until tim
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -105,5 +114,6 @@ func (b *bench) turn(ctx context.Context, in section, s setting, c contestant) e
 	default:
 		return fmt.Errorf("%s: %w", name, err)
 	}
+
 	return nil
 }

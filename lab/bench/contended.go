@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hasplock/hasp/internal/clock"
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // hold is a visit in which the caller got the key.
@@ -24,23 +24,28 @@ func (s contest) measure(ctx context.Context, b *bench, c contestant) (figures, 
 	key := "bench:" + rand.Text()[:8]
 	for i := range orders {
 		n := (s.waiters + s.processes - 1 - i) / s.processes
-		o := order{Contestant: c.name, Stores: at, Key: key, Place: i, Places: s.processes, Waiters: n, Hold: s.hold, Think: s.think}
+		o := order{Contestant: c.name, Stores: at, Key: key, Place: i, Places: s.processes,
+			Waiters: n, Hold: s.hold, Think: s.think}
 		if c.name == ringName {
-			o.Waiters, o.Think = 1, 0 // the message must not wait for a member that thinks
+			// the message must not wait for a member that thinks
+			o.Waiters = 1
+			o.Think = 0
 		}
 		orders[i] = o
 	}
+
 	w := window{}
 	reports, err := b.compete(orders, func() (err error) {
 		time.Sleep(min(max(s.length/4, 2*arrival), warmup) + time.Duration(s.waiters)*queueing)
 		w.server, err = b.meter.spending(ctx, c, func() error {
-			w.from = clock.Now()
+			w.from = hostclock.Now()
 			time.Sleep(s.length)
-			w.to = clock.Now()
+			w.to = hostclock.Now()
 			return nil
 		})
 		return err
 	})
+
 	if err != nil {
 		return nil, err
 	}
@@ -49,16 +54,20 @@ func (s contest) measure(ctx context.Context, b *bench, c contestant) (figures, 
 
 // judge returns an error if hasp or a bare contestant is at fault. It notes the faults of peers.
 func (b *bench) judge(c contestant, s contest, f figures, reports []report) (figures, error) {
-	overlaps, refused, first := f["overlaps"], 0, ""
+	overlaps := f["overlaps"]
+	refused := 0
+	first := ""
 	delete(f, "overlaps")
 	for _, r := range reports {
 		refused += r.Refused
 		first = cmp.Or(first, r.First)
 	}
+
 	if overlaps == 0 && refused == 0 {
 		return f, nil
 	}
-	text := fmt.Sprintf("%v times two callers held the key at once, %d errors %s", overlaps, refused, first)
+	text := fmt.Sprintf("%v times two callers held the key at once, %d errors %s", overlaps,
+		refused, first)
 	if c.group != theirs {
 		return nil, fmt.Errorf("%w: %s", errWrong, text)
 	}
@@ -103,6 +112,7 @@ func (w *window) figures(reports []report) figures {
 		}
 		ofProcesses = append(ofProcesses, sum)
 	}
+
 	slices.SortFunc(holds, func(a, b hold) int { return cmp.Compare(a.Got, b.Got) })
 	f := w.pass(holds)
 	f["longest_wait_ms"] = float64(longest) / 1e6
@@ -130,7 +140,8 @@ func (w *window) pass(holds []hold) figures {
 	for i, h := range holds {
 		held += max(min(h.Freed, w.to)-max(h.Got, w.from), 0)
 		if h.Got < w.from || h.Got > w.to {
-			continue // after the window, some peers release the key because the context of Lock has ended
+			// after the window, some peers release the key because the context of Lock has ended
+			continue
 		}
 		n++
 		if i == 0 {

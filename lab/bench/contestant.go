@@ -57,14 +57,19 @@ type opener func(ctx context.Context, s stores, term time.Duration) (locker, err
 type contestant struct {
 	name  string
 	group string
-	nodes int  // how many Redis servers it uses; 0 if it uses an etcd, or onPostgres
-	waits bool // takes part in contests for a key that is not held
-	fair  bool // takes part in contests for a key that is held
-	alike bool // is not measured without contention, mostly because it would cost the same as another contestant
-	alone bool // takes part in contests in which each waiter has a process
-	again bool // takes part in the scenario in which one caller locks one key again and again
-	most  int  // the largest number of leases that it is measured with; 0 if it does not renew by itself
-	open  opener
+	nodes int    // how many Redis servers it uses; 0 if it uses an etcd, or onPostgres
+	in    string // the scenarios in which it takes part, and apart
+	// the largest number of leases that it is measured with; 0 if it does not renew by itself
+	most int
+	open opener
+}
+
+// apart is for contestants that take part in contests in which each waiter has a process.
+const apart = "apart"
+
+// takes reports whether a contestant takes part in a scenario.
+func (c contestant) takes(scenario string) bool {
+	return slices.Contains(strings.Fields(c.in), scenario)
 }
 
 const (
@@ -74,34 +79,56 @@ const (
 
 func contestants() []contestant {
 	return []contestant{
-		{name: "bare", group: bare, nodes: 1, again: true, waits: true, fair: true, open: openBare(false, polling)},
-		{name: "bare-batched", group: bare, nodes: 1, open: openBare(true, polling)},
-		{name: "bare-floor-spinlock", group: bare, nodes: 1, open: openFloor(spinlock.NewDriver)},
-		{name: "bare-floor-pubsublock", group: bare, nodes: 1, open: openFloor(pubsublock.NewDriver)},
-		{name: "bare-floor-fairlock", group: bare, nodes: 1, open: openFloor(fairlock.NewDriver)},
-		{name: "bare-pipeline", group: bare, nodes: 1, alike: true, most: few, open: openRenewing},
-		{name: "bare-linger", group: bare, nodes: 1, again: true, alike: true, open: openKeeper},
-		{name: "bare-quorum", group: bare, nodes: 5, open: openQuorum},
-		{name: "hasp-spinlock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: all, open: openHasp("spinlock")},
-		{name: "hasp-spinlock-client", group: ours, nodes: 1, open: openPassed},
-		{name: "hasp-pubsublock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: few, open: openHasp("pubsublock")},
-		{name: "hasp-fairlock", group: ours, nodes: 1, again: true, waits: true, fair: true, most: all, open: openHasp("fairlock")},
-		{name: "hasp-spinlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openHasp("spinlock", linger)},
-		{name: "hasp-pubsublock-linger", group: ours, nodes: 1, again: true, alike: true, open: openHasp("pubsublock", linger)},
-		{name: "hasp-fairlock-linger", group: ours, nodes: 1, again: true, alike: true, open: openHasp("fairlock", linger)},
-		{name: "hasp-redlock", group: ours, nodes: 5, waits: true, fair: true, most: few, open: openRedlock},
-		{name: "hasp-etcdlock", group: ours, waits: true, alone: true, most: few, open: openEtcdlock},
-		{name: "hasp-pglock", group: ours, nodes: onPostgres, alike: true, alone: true, open: openPglock},
-		{name: "redislock", group: theirs, nodes: 1, waits: true, fair: true, open: openRedislock(false)},
-		{name: "redislock-batched", group: theirs, nodes: 1, open: openRedislock(true)},
-		{name: "redsync", group: theirs, nodes: 1, waits: true, fair: true, open: openRedsync(1, false)},
-		{name: "redsync-5", group: theirs, nodes: 5, waits: true, fair: true, open: openRedsync(5, false)},
-		{name: "redsync-5-failfast", group: theirs, nodes: 5, open: openRedsync(5, true)},
-		{name: "rueidislock", group: theirs, nodes: 1, waits: true, fair: true, most: all, open: openRueidislock(true)},
-		{name: "rueidislock-default", group: theirs, nodes: 1, open: openRueidislock(false)},
-		{name: "etcd", group: theirs, waits: true, alone: true, most: few, open: openEtcd},
-		{name: "postgres-advisory", group: theirs, nodes: onPostgres, alike: true, alone: true, open: openAdvisory},
-		{name: ringName, group: bare, nodes: 1, alike: true, waits: true, fair: true, open: openRing},
+		{name: "bare", group: bare, nodes: 1, in: "uncontended contended fair again",
+			open: openBare(false, polling)},
+		{name: "bare-batched", group: bare, nodes: 1, in: "uncontended",
+			open: openBare(true, polling)},
+		{name: "bare-floor-spinlock", group: bare, nodes: 1, in: "uncontended lockall",
+			open: openFloor(spinlock.NewDriver)},
+		{name: "bare-floor-pubsublock", group: bare, nodes: 1, in: "uncontended lockall",
+			open: openFloor(pubsublock.NewDriver)},
+		{name: "bare-floor-fairlock", group: bare, nodes: 1, in: "uncontended lockall",
+			open: openFloor(fairlock.NewDriver)},
+		{name: "bare-pipeline", group: bare, nodes: 1, most: few, open: openRenewing},
+		{name: "bare-linger", group: bare, nodes: 1, in: "again", open: openKeeper},
+		{name: "bare-quorum", group: bare, nodes: 5, in: "uncontended", open: openQuorum},
+		{name: "hasp-spinlock", group: ours, nodes: 1, most: all,
+			in: "uncontended contended fair again lockall", open: openHasp("spinlock")},
+		{name: "hasp-spinlock-client", group: ours, nodes: 1, in: "uncontended lockall",
+			open: openPassed},
+		{name: "hasp-pubsublock", group: ours, nodes: 1, most: few,
+			in: "uncontended contended fair again lockall", open: openHasp("pubsublock")},
+		{name: "hasp-fairlock", group: ours, nodes: 1, most: all,
+			in: "uncontended contended fair again lockall", open: openHasp("fairlock")},
+		{name: "hasp-spinlock-linger", group: ours, nodes: 1, in: "again",
+			open: openHasp("spinlock", linger)},
+		{name: "hasp-pubsublock-linger", group: ours, nodes: 1, in: "again",
+			open: openHasp("pubsublock", linger)},
+		{name: "hasp-fairlock-linger", group: ours, nodes: 1, in: "again",
+			open: openHasp("fairlock", linger)},
+		{name: "hasp-redlock", group: ours, nodes: 5, most: few,
+			in: "uncontended contended fair lockall", open: openRedlock},
+		{name: "hasp-etcdlock", group: ours, most: few, in: "uncontended contended apart",
+			open: openEtcdlock},
+		{name: "hasp-pglock", group: ours, nodes: onPostgres, in: "apart", open: openPglock},
+		{name: "redislock", group: theirs, nodes: 1, in: "uncontended contended fair",
+			open: openRedislock(false)},
+		{name: "redislock-batched", group: theirs, nodes: 1, in: "uncontended",
+			open: openRedislock(true)},
+		{name: "redsync", group: theirs, nodes: 1, in: "uncontended contended fair",
+			open: openRedsync(1, false)},
+		{name: "redsync-5", group: theirs, nodes: 5, in: "uncontended contended fair",
+			open: openRedsync(5, false)},
+		{name: "redsync-5-failfast", group: theirs, nodes: 5, in: "uncontended",
+			open: openRedsync(5, true)},
+		{name: "rueidislock", group: theirs, nodes: 1, most: all, in: "uncontended contended fair",
+			open: openRueidislock(true)},
+		{name: "rueidislock-default", group: theirs, nodes: 1, in: "uncontended",
+			open: openRueidislock(false)},
+		{name: "etcd", group: theirs, most: few, in: "uncontended contended apart", open: openEtcd},
+		{name: "postgres-advisory", group: theirs, nodes: onPostgres, in: "apart",
+			open: openAdvisory},
+		{name: ringName, group: bare, nodes: 1, in: "contended fair", open: openRing},
 	}
 }
 
@@ -118,7 +145,8 @@ const patience = 3 * time.Minute
 // timeout, and of any error that came after half of the term.
 func excused(err error, took, term time.Duration) bool {
 	var timeout net.Error
-	return took > term/2 || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() ||
+	timedOut := errors.As(err, &timeout) && timeout.Timeout()
+	return took > term/2 || timedOut || errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, rpctypes.ErrTimeout) || strings.Contains(err.Error(), "timeout")
 }
 
@@ -126,6 +154,7 @@ func excused(err error, took, term time.Duration) bool {
 // compare. If there are no words, it returns all.
 func chosen(all []contestant, words []string) []contestant {
 	return slices.DeleteFunc(all, func(c contestant) bool {
-		return len(words) > 0 && c.name != ringName && !slices.ContainsFunc(words, func(w string) bool { return strings.Contains(c.name, w) })
+		return len(words) > 0 && c.name != ringName &&
+			!slices.ContainsFunc(words, func(w string) bool { return strings.Contains(c.name, w) })
 	})
 }

@@ -21,7 +21,8 @@ type etcdCaller struct {
 }
 
 func openEtcd(_ context.Context, s stores, term time.Duration) (locker, error) {
-	c, err := etcd.New(etcd.Config{Endpoints: []string{s.Etcd}, DialTimeout: time.Minute, Logger: zap.NewNop()})
+	c, err := etcd.New(etcd.Config{Endpoints: []string{s.Etcd}, DialTimeout: time.Minute,
+		Logger: zap.NewNop()})
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -49,7 +48,8 @@ func openFloor[O any](newDriver func(redis.UniversalClient, *O) (backend.Driver,
 		if err != nil {
 			return nil, err
 		}
-		c := backend.Claim{Key: sampleKey, Token: sampleToken, Owner: "host/12345/bench", TTL: term, Timeout: term}
+		c := backend.Claim{Key: sampleKey, Token: sampleToken, Owner: "host/12345/bench", TTL: term,
+			Timeout: term}
 		for range 2 { // only the second pair sends its scripts by their hashes
 			_, err = d.Acquire(ctx, c)
 			if err = errors.Join(err, d.Release(ctx, c)); err != nil {
@@ -57,7 +57,8 @@ func openFloor[O any](newDriver func(redis.UniversalClient, *O) (backend.Driver,
 			}
 		}
 		n := len(seen.commands)
-		f := &floor{take: seen.commands[n-2], release: seen.commands[n-1], waiting: make(chan chan<- string, 4096)}
+		f := &floor{take: seen.commands[n-2], release: seen.commands[n-1],
+			waiting: make(chan chan<- string, 4096)}
 		if f.conn, err = net.Dial("tcp", rdb.Options().Addr); err == nil {
 			go f.read()
 		}
@@ -90,16 +91,19 @@ func (f *floor) do(t template, l *floorLock) error {
 	f.mu.Unlock()
 
 	if first {
-		runtime.Gosched() // let the callers that have just received replies append their next commands
+		// let the callers that have just received replies append their next commands
+		runtime.Gosched()
 		f.turn.Lock()
 		f.mu.Lock()
 		out := f.out
-		f.out, f.writer = f.spare[:0], false
+		f.out = f.spare[:0]
+		f.writer = false
 		f.mu.Unlock()
 		_, _ = f.conn.Write(out) // if Write fails, the reader fails as well
 		f.spare = out
 		f.turn.Unlock()
 	}
+
 	if reply := <-l.reply; reply != "1" {
 		return fmt.Errorf("%q: the reply is %q", t, reply)
 	}
@@ -121,45 +125,40 @@ func (l *floorLock) Unlock(context.Context) error { return l.do(l.release, l) }
 
 func (f *floor) close() { f.conn.Close(); close(f.waiting) }
 
-// template is a command. Each of its arguments is a list of parts. A part is a text, or a place for
-// the key or the token.
-type template [][]string
+// template is a command, as it is written to a connection. It is a list of parts: a part is a text,
+// or a place for the key or the token.
+type template []string
 
 // The recorded commands contain the sample key and token. A part that equals one of these two is a
-// place for another key or token.
-const sampleKey, sampleToken = "bench:sample-key", "bench-sample-token"
+// place for another key or token of the same length.
+var (
+	sampleKey   = keyOf("sampling", 0, 0)
+	sampleToken = strings.Repeat("T", len(crypto.Text()))
+)
 
-func templateOf(args []any) (t template) {
-	places := strings.NewReplacer(sampleKey, "\x00"+sampleKey+"\x00", sampleToken, "\x00"+sampleToken+"\x00")
+func templateOf(args []any) template {
+	text := fmt.Sprintf("*%d\r\n", len(args))
 	for _, a := range args {
-		t = append(t, strings.Split(places.Replace(fmt.Sprint(a)), "\x00"))
+		arg := fmt.Sprint(a)
+		text += fmt.Sprintf("$%d\r\n%s\r\n", len(arg), arg)
 	}
-	return t
+	places := strings.NewReplacer(sampleKey, "\x00"+sampleKey+"\x00", sampleToken,
+		"\x00"+sampleToken+"\x00")
+	return strings.Split(places.Replace(text), "\x00")
 }
 
 // appendTo appends the command for a key and a token.
 func (t template) appendTo(out []byte, key, token string) []byte {
-	fill := func(part string) string {
+	for _, part := range t {
 		switch part {
 		case sampleKey:
-			return key
+			part = key
 		case sampleToken:
-			return token
+			part = token
 		}
-		return part
+		out = append(out, part...)
 	}
-	out = append(strconv.AppendInt(append(out, '*'), int64(len(t)), 10), "\r\n"...)
-	for _, parts := range t {
-		n := 0
-		for _, p := range parts {
-			n += len(fill(p))
-		}
-		out = append(strconv.AppendInt(append(out, '$'), int64(n), 10), "\r\n"...)
-		for _, p := range parts {
-			out = append(out, fill(p)...)
-		}
-		out = append(out, "\r\n"...)
-	}
+
 	return out
 }
 

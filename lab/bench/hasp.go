@@ -14,9 +14,11 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// haspLocker is a Client that was opened by its URL, as users open Clients.
+// haspLocker is a Client that was opened by its URL, as users open Clients, or over a client of
+// Redis.
 type haspLocker struct {
-	c    *hasp.Client
+	*hasp.Client
+	end  func()        // closes the client of Redis
 	opts []hasp.Option // for each call of Lock
 }
 
@@ -33,19 +35,9 @@ func openPassed(_ context.Context, s stores, term time.Duration) (locker, error)
 		return nil, err
 	}
 	rdb := redis.NewClient(o)
-	c, err := spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{TTL: term, Timeout: time.Minute}})
-	return passedLocker{haspLocker{c: c}, rdb}, err
-}
-
-// passedLocker is a Client that was passed a client of Redis.
-type passedLocker struct {
-	haspLocker
-	rdb *redis.Client
-}
-
-func (p passedLocker) close() {
-	p.haspLocker.close()
-	p.rdb.Close()
+	c, err := spinlock.New(rdb,
+		&spinlock.Options{Client: hasp.Options{TTL: term, Timeout: time.Minute}})
+	return haspLocker{c, func() { rdb.Close() }, nil}, err
 }
 
 // openRedlock opens redlock by a URL that contains the hosts of all five servers.
@@ -57,13 +49,18 @@ func openRedlock(ctx context.Context, s stores, term time.Duration) (locker, err
 	return openURL(ctx, "redlock+redis://"+strings.Join(hosts, ","), term)
 }
 
-func openURL(ctx context.Context, url string, term time.Duration, opts ...hasp.Option) (locker, error) {
+func openURL(
+	ctx context.Context, url string, term time.Duration, opts ...hasp.Option,
+) (locker, error) {
 	c, err := hasp.Open(ctx, url, &hasp.Options{TTL: term, Timeout: time.Minute})
-	return haspLocker{c, opts}, err
+	return haspLocker{c, func() {}, opts}, err
 }
 
 func (h haspLocker) lock(ctx context.Context, key string) (held, error) {
-	return h.c.Lock(ctx, key, h.opts...)
+	return h.Lock(ctx, key, h.opts...)
 }
 
-func (h haspLocker) close() { h.c.Close() }
+func (h haspLocker) close() {
+	h.Close()
+	h.end()
+}

@@ -32,7 +32,8 @@ func (s crowd) measure(ctx context.Context, b *bench, c contestant) (f figures, 
 	defer l.close()
 
 	// This run is not measured. It opens connections and loads scripts.
-	if _, err := pairs(ctx, l, s.term, distinctKeys(takers, keysEach), 50*time.Millisecond); err != nil {
+	if _, err := pairs(ctx, l, s.term, distinctKeys(takers, keysEach),
+		50*time.Millisecond); err != nil {
 		return nil, err
 	}
 	name := "bench:" + rand.Text()[:8]
@@ -49,6 +50,7 @@ func (s crowd) measure(ctx context.Context, b *bench, c contestant) (f figures, 
 			f["lost"] = float64(lost)
 		}
 	}()
+
 	if err != nil {
 		return nil, err
 	}
@@ -85,11 +87,14 @@ type spell struct {
 }
 
 // beside measures pairs until the duration length has passed. A stuck pair is the last pair.
-func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time.Duration) (s spell, err error) {
+func (p *prober) beside(
+	ctx context.Context, m *meter, c contestant, length time.Duration,
+) (s spell, err error) {
 	bound, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
 	s.server, err = m.spending(ctx, c, func() error {
-		cpu, began := cpuTime(), time.Now()
+		cpu := cpuTime()
+		began := time.Now()
 		for s.pairs == nil || time.Since(began) < length {
 			start := time.Now()
 			_, err := pair(bound, p.l, p.term, p.key)
@@ -99,9 +104,11 @@ func (p *prober) beside(ctx context.Context, m *meter, c contestant, length time
 			}
 			time.Sleep(probing)
 		}
-		s.seconds, s.cpu = time.Since(began).Seconds(), (cpuTime() - cpu).Seconds()
+		s.seconds = time.Since(began).Seconds()
+		s.cpu = (cpuTime() - cpu).Seconds()
 		return nil
 	})
+
 	return s, err
 }
 
@@ -124,6 +131,7 @@ func acquire(ctx context.Context, l locker, name string, s crowd) (all []held, e
 		}
 		return nil
 	})
+
 	return all, err
 }
 
@@ -136,6 +144,7 @@ func release(ctx context.Context, all []held) int64 {
 		}
 		return nil
 	})
+
 	return lost.Load()
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -19,9 +18,7 @@ type several struct {
 
 func (s several) String() string { return fmt.Sprintf("%d keys, round trip %v", s.keys, s.trip) }
 
-func (s several) includes(c contestant) bool {
-	return (c.group == ours || strings.HasPrefix(c.name, "bare-floor")) && c.nodes > 0 && !c.alike
-}
+func (s several) includes(c contestant) bool { return c.takes(lockAll) }
 
 // measure measures a caller that locks and unlocks several free keys. The caller alternates between
 // LockAll and one Lock after another.
@@ -31,9 +28,12 @@ func (s several) measure(ctx context.Context, b *bench, c contestant) (figures, 
 		return nil, err
 	}
 	defer l.close()
-	keys, apart := make([]string, s.keys), make([]string, s.keys) // one list for each way to lock, because spinlock leaves a key free after a long hold
+	// one list for each way to lock, because spinlock leaves a key free after a long hold
+	keys := make([]string, s.keys)
+	apart := make([]string, s.keys)
 	for i, k := range distinctKeys(s.keys, keysEach) {
-		keys[i], apart[i] = k[0], k[1]
+		keys[i] = k[0]
+		apart[i] = k[1]
 	}
 
 	var all, each []time.Duration
@@ -42,11 +42,13 @@ func (s several) measure(ctx context.Context, b *bench, c contestant) (figures, 
 		locked := make([]held, len(keys))
 		if h, ok := l.(haspLocker); ok {
 			var leases *hasp.Leases
-			if leases, err = hasp.LockAll(ctx, h.c, keys); err == nil {
+			if leases, err = hasp.LockAll(ctx, h.Client, keys); err == nil {
 				err = leases.Unlock(ctx)
 			}
-		} else { // a floor has no LockAll, but sends the commands of concurrent callers in one write
-			err = errors.Join(together(len(keys), func(i int) (err error) { locked[i], err = l.lock(ctx, keys[i]); return err }),
+		} else {
+			// a floor has no LockAll, but sends the commands of concurrent callers in one write
+			err = errors.Join(together(len(keys),
+				func(i int) (err error) { locked[i], err = l.lock(ctx, keys[i]); return err }),
 				together(len(keys), func(i int) error { return locked[i].Unlock(ctx) }))
 		}
 		all = append(all, time.Since(began))
@@ -67,8 +69,10 @@ func (s several) measure(ctx context.Context, b *bench, c contestant) (figures, 
 			return nil, err
 		}
 	}
+
 	// Leave out the first times, which include opening connections and loading scripts.
-	return figures{"all_ms": percentile(all[1:], 50) / 1e3, "each_ms": percentile(each[1:], 50) / 1e3}, nil
+	return figures{"all_ms": percentile(all[1:], 50) / 1e3,
+		"each_ms": percentile(each[1:], 50) / 1e3}, nil
 }
 
 // atOnce returns the table of the scenario "lockall".
@@ -76,7 +80,8 @@ func (r *results) atOnce(p plan) string {
 	var columns []column
 	settings := p.sections(lockAll)
 	for _, s := range settings {
-		columns = append(columns, r.of(s.setting+": LockAll ms", "all_ms", s), r.of("one by one ms", "each_ms", s))
+		columns = append(columns, r.of(s.setting+": LockAll ms", "all_ms", s),
+			r.of("one by one ms", "each_ms", s))
 	}
 	return r.table(r.rows(settings[0], 0), columns...)
 }

@@ -1,11 +1,9 @@
 // Command bench measures hasp and other lock libraries on one machine, in one run:
 //
 //	go run . [--quick] [--only NAME,NAME] [--out DIR] [--fill]
-//	go run . --from results/results.json --fill
 //
 // It writes results.md and results.json, and with --fill it also puts the figures into README.md
-// and docs. The contestants take turns in each round, so that noise affects all of them alike. The
-// second form measures nothing, and reads the figures of an earlier run.
+// and docs. The contestants take turns in each round, so that noise affects all of them alike.
 package main
 
 import (
@@ -35,9 +33,9 @@ func main() {
 
 	quick := flag.Bool("quick", false, "measure everything once, within a minute")
 	out := flag.String("out", "results", "write to this `directory`")
-	only := flag.String("only", "", "comma-separated `names`: scenarios ("+strings.Join(scenarios, ", ")+"), parts of names of contestants, and texts with a space that settings must contain, such as \"hold 1ms\"")
+	only := flag.String("only", "", "comma-separated `names`: scenarios ("+strings.Join(scenarios, ", ")+
+		"), parts of names of contestants, and texts with a space that settings must contain")
 	fill := flag.Bool("fill", false, "put the figures into README.md and docs")
-	from := flag.String("from", "", "measure nothing, but use the figures of `FILE`, a results.json")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "bench: unknown argument %q\n", flag.Arg(0))
@@ -46,14 +44,8 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	var r *results
-	var err error
-	if *from != "" {
-		r, err = readResults(*from)
-	} else {
-		words := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
-		r, err = measure(ctx, *quick, words, *out)
-	}
+	words := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
+	r, err := measure(ctx, *quick, words, *out)
 	if err == nil && *only == "" {
 		err = r.fillPages("../..", *fill) // without --fill, it only checks that all tables have figures
 	}
@@ -71,20 +63,25 @@ func measure(ctx context.Context, quick bool, only []string, out string) (*resul
 		fmt.Fprintln(os.Stderr, "bench: without the contestants on etcd:", err)
 		all = slices.DeleteFunc(all, func(c contestant) bool { return c.nodes == 0 })
 	}
+
 	if !pgtest.Installed() {
 		fmt.Fprintln(os.Stderr, "bench: without the contestants on PostgreSQL: it is not installed")
 		all = slices.DeleteFunc(all, func(c contestant) bool { return c.nodes == onPostgres })
 	}
+
 	if len(all) == 1 { // only the ring
 		return nil, errors.New("--only: no contestant has such a name")
 	}
-	b := &bench{plan: planOf(quick), only: settings, open: map[string]locker{}, results: newResults(all)}
+
+	b := &bench{plan: planOf(quick), only: settings, open: map[string]locker{},
+		results: newResults(all)}
 	defer b.servers.Close()
 	b.results.Quick = quick
 	err := b.servers.Do(func() error {
 		b.start(ctx)
 		return b.run(ctx, names)
 	})
+
 	if err != nil {
 		return nil, err
 	}

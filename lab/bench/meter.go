@@ -24,7 +24,8 @@ type spent struct {
 }
 
 func (s spent) since(before spent) spent {
-	return spent{s.commands - before.commands, s.scripts - before.scripts, s.cpu - before.cpu, s.bytes - before.bytes}
+	return spent{s.commands - before.commands, s.scripts - before.scripts, s.cpu - before.cpu,
+		s.bytes - before.bytes}
 }
 
 // meter asks the stores what they have spent.
@@ -71,11 +72,15 @@ func (m *meter) spending(ctx context.Context, c contestant, f func() error) (s s
 // read returns what all stores of a contestant have spent so far.
 func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 	if c.nodes == onPostgres {
-		return spent{math.NaN(), math.NaN(), math.NaN(), math.NaN()}, nil // its sessions are processes
+		// its sessions are processes
+		return spent{math.NaN(), math.NaN(), math.NaN(), math.NaN()}, nil
 	}
+
 	if c.nodes == 0 {
-		return spent{math.NaN(), math.NaN(), cpuOf(m.etcd.Pid()), math.NaN()}, nil // etcd counts no commands
+		// etcd counts no commands
+		return spent{math.NaN(), math.NaN(), cpuOf(m.etcd.Pid()), math.NaN()}, nil
 	}
+
 	for _, rdb := range m.servers(c) {
 		info, err := rdb.Info(ctx, "all").Result()
 		if err != nil {
@@ -84,6 +89,7 @@ func (m *meter) read(ctx context.Context, c contestant) (sum spent, err error) {
 		sum.add(info)
 		sum.bytes += float64(len(info)) // the counters in a reply do not include the reply itself
 	}
+
 	return sum, nil
 }
 

@@ -62,7 +62,8 @@ func openRedsync(nodes int, failFast bool) opener {
 			urls = []string{s.One}
 		}
 		c := &redsyncCaller{options: []redsync.Option{
-			redsync.WithExpiry(term), redsync.WithTries(math.MaxInt), redsync.WithFailFast(failFast),
+			redsync.WithExpiry(term), redsync.WithTries(math.MaxInt),
+			redsync.WithFailFast(failFast),
 		}}
 		var all []pools.Pool
 		for _, url := range urls {
@@ -115,7 +116,10 @@ func openRueidislock(tuned bool) opener {
 		client.ConnWriteTimeout = time.Minute
 		o := rueidislock.LockerOption{ClientOption: client, KeyValidity: term}
 		if tuned {
-			o.NoLoopTracking, o.KeyMajority, o.TryNextAfter, o.ExtendInterval = true, 1, 10*time.Second, term/3
+			o.NoLoopTracking = true
+			o.KeyMajority = 1
+			o.TryNextAfter = 10 * time.Second
+			o.ExtendInterval = term / 3
 		}
 		l, err := rueidislock.NewLocker(o)
 		return rueidisCaller{l}, err

@@ -20,7 +20,8 @@ var colors = map[string]string{
 type svg struct{ bytes.Buffer }
 
 func (s *svg) text(x, y float64, anchor string, size int, text string) {
-	fmt.Fprintf(s, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%d\">%s</text>\n", x, y, anchor, size, html.EscapeString(text))
+	fmt.Fprintf(s, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%d\">%s</text>\n", x,
+		y, anchor, size, html.EscapeString(text))
 }
 
 func (s *svg) line(x1, y1, x2, y2 float64, color string) {
@@ -33,11 +34,13 @@ func (r *results) picture() []byte {
 	s := new(svg)
 	fmt.Fprintln(s, `<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="740" viewBox="0 0 1000 740" font-family="Liberation Sans,Arial,sans-serif">
 <rect width="1000" height="740" fill="#fff"/>`)
-	r.drawBars(s, 0, 0, "Lock and Unlock of a free key, 64 goroutines", "pairs/s", callers(64), "pairs_per_s")
+	r.drawBars(s, 0, 0, "Lock and Unlock of a free key, 64 goroutines", "pairs/s", callers(64),
+		"pairs_per_s")
 	rates := []string{"acquisitions_per_s", "holders_per_s"}
 	rate := "acquisitions/s (full color: by another caller)"
 	p := planOf(r.Quick)
-	free, held := p.sections(contended)[0], p.held(1)[0]
+	free := p.sections(contended)[0]
+	held := p.held(1)[0]
 	r.drawBars(s, 500, 0, "One key, "+free.setting, rate, free, rates...)
 	r.drawBars(s, 0, 380, "One key, "+held.setting, rate, held, rates...)
 	r.drawBars(s, 500, 380, "One key, "+held.setting, "longest wait, ms", held, "longest_wait_ms")
@@ -49,9 +52,15 @@ func (r *results) picture() []byte {
 // drawBars draws a diagram at (dx, dy), with a bar for each contestant. The length of a bar is the
 // first metric. If there is a second metric, a bar has its full color only up to that metric.
 func (r *results) drawBars(s *svg, dx, dy int, title, unit string, in section, metrics ...string) {
-	const left, right, top, bottom = 170, 480, 40, 310
+	const (
+		left   = 170
+		right  = 480
+		top    = 40
+		bottom = 310
+	)
 	of := func(name, metric string) float64 { return max(r.median(in.cell(name), metric), 0) }
-	names := slices.DeleteFunc(slices.Concat([]string{"bare"}, shown, []string{ringName}), func(name string) bool { return !(of(name, metrics[0]) > 0) })
+	names := slices.DeleteFunc(slices.Concat([]string{"bare"}, shown, []string{ringName}),
+		func(name string) bool { return !(of(name, metrics[0]) > 0) })
 	high := 0.0
 	for _, name := range names {
 		high = max(high, of(name, metrics[0]))
@@ -74,6 +83,7 @@ func (r *results) drawBars(s *svg, dx, dy int, title, unit string, in section, m
 		s.line(x(v), top, x(v), bottom, "#ddd")
 		s.text(x(v), bottom+18, "middle", 11, number(v))
 	}
+
 	for i, name := range names {
 		y := top + float64(bottom-top)/float64(len(names))*(float64(i)+0.2)
 		s.text(left-8, y+13, "end", 11, name)
@@ -87,5 +97,6 @@ func (r *results) drawBars(s *svg, dx, dy int, title, unit string, in section, m
 			}
 		}
 	}
+
 	fmt.Fprintln(s, "</g>")
 }

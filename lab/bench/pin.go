@@ -13,20 +13,25 @@ import (
 // unpin is called. Otherwise the time of a lone pair would depend on the processors that the system
 // chooses. This time is three times as long if an idle processor must wake up for each message.
 func (b *bench) pin(ctx context.Context, c contestant) (unpin func()) {
-	own, stores := strconv.Itoa(os.Getpid()), b.meter.pids(ctx, c)
+	own := strconv.Itoa(os.Getpid())
+	stores := b.meter.pids(ctx, c)
 	bind := func(processors string, pids ...string) {
 		for _, pid := range pids {
-			if err := exec.Command("taskset", "-a", "-p", "-c", processors, pid).Run(); err != nil && b.results.Pinned {
+			if err := exec.Command("taskset", "-a", "-p", "-c", processors,
+				pid).Run(); err != nil && b.results.Pinned {
 				b.results.Pinned = false
 				b.results.note("one goroutine is not pinned: taskset: %v", err)
 			}
 		}
 	}
+
 	if b.results.Pinned {
 		bind("1", stores...)
 		bind("0", own)
-		runtime.GOMAXPROCS(1) // otherwise the runtime would notice the binding in the middle of a turn
+		// otherwise the runtime would notice the binding in the middle of a turn
+		runtime.GOMAXPROCS(1)
 	}
+
 	return func() {
 		bind(fmt.Sprint("0-", runtime.NumCPU()-1), append(stores, own)...)
 		runtime.SetDefaultGOMAXPROCS()

@@ -11,9 +11,10 @@ import (
 
 // plan says what is measured, and for how long.
 type plan struct {
-	rounds   int
-	budget   time.Duration        // no turn begins after this time
-	settings map[string][]setting // of each scenario; a setting may be measured several times in a row
+	rounds int
+	budget time.Duration // no turn begins after this time
+	// of each scenario; a setting may be measured several times in a row
+	settings map[string][]setting
 }
 
 // setting is a setting of a scenario.
@@ -50,7 +51,7 @@ type distinct struct {
 	length     time.Duration
 }
 
-func (d distinct) includes(c contestant) bool { return !c.alike }
+func (d distinct) includes(c contestant) bool { return c.takes(uncontended) }
 
 // contest is a setting of the scenarios with one contended key.
 type contest struct {
@@ -59,8 +60,10 @@ type contest struct {
 	length             time.Duration
 	trip               time.Duration // added to each round trip
 	think              time.Duration // mean pause of a caller between two turns
-	nodes              int           // the number of nodes of the contestants that take part; 0 means any number
-	alone              bool          // each waiter has a process; only contestants on etcd and PostgreSQL take part
+	// the number of nodes of the contestants that take part; 0 means any number
+	nodes int
+	// each waiter has a process; only contestants on etcd and PostgreSQL take part
+	alone bool
 }
 
 // warmup is the longest time from the start of a contest to its window, not counting queueing.
@@ -71,13 +74,13 @@ const warmup = 400 * time.Millisecond
 const queueing = 200 * time.Microsecond
 
 func (c contest) includes(d contestant) bool {
-	if c.alone {
-		return d.alone
+	switch {
+	case c.alone:
+		return d.takes(apart)
+	case c.nodes == 0:
+		return d.takes(contended)
 	}
-	if c.nodes == 0 {
-		return d.waits
-	}
-	return d.fair && c.nodes == d.nodes
+	return d.takes(fair) && c.nodes == d.nodes
 }
 
 // repetition is the setting of the scenario in which one caller locks one key again and again.
@@ -86,7 +89,7 @@ type repetition struct {
 	think  time.Duration // mean pause of the caller of another process
 }
 
-func (s repetition) includes(c contestant) bool { return c.again }
+func (s repetition) includes(c contestant) bool { return c.takes(again) }
 
 // crowd is a setting of the scenario of many leases. A lone caller is measured without leases
 // first, and then beside the leases.
@@ -94,7 +97,8 @@ type crowd struct {
 	leases int
 	term   time.Duration
 	length time.Duration // of the part with leases
-	five   bool          // if true, for contestants on five nodes; otherwise for those on one node or on etcd
+	// if true, for contestants on five nodes; otherwise for those on one node or on etcd
+	five bool
 }
 
 // alone is the length of the part without leases.
@@ -151,16 +155,21 @@ func count(n int, one, more string) string {
 // planOf returns the plan with or without --quick. The pages show more about the first settings of
 // the scenarios "contended" and "fair" than about the others.
 func planOf(quick bool) plan {
-	const ms, s = time.Millisecond, time.Second
+	const (
+		ms = time.Millisecond
+		s  = time.Second
+	)
 	if quick {
 		return plan{rounds: 1, budget: 36 * s, settings: map[string][]setting{
-			uncontended: {distinct{1, keysEach, 30 * ms}, distinct{64, 1, 60 * ms}, distinct{64, keysEach, 60 * ms}},
+			uncontended: {distinct{1, keysEach, 30 * ms}, distinct{64, 1, 60 * ms},
+				distinct{64, keysEach, 60 * ms}},
 			contended: {
 				contest{waiters: 8, processes: 4, length: 60 * ms},
 				contest{waiters: 2, processes: 2, length: 60 * ms},
 			},
 			fair: {
-				contest{waiters: 8, processes: 2, hold: ms, length: 100 * ms, trip: ms, think: ms, nodes: 1},
+				contest{waiters: 8, processes: 2, hold: ms, length: 100 * ms, trip: ms, think: ms,
+					nodes: 1},
 				contest{waiters: 8, processes: 2, hold: ms, length: 100 * ms, nodes: 5},
 			},
 			leases: {
@@ -171,6 +180,7 @@ func planOf(quick bool) plan {
 			lockAll: {several{8, ms, 100 * ms}},
 		}}
 	}
+
 	settings := map[string][]setting{
 		contended: { // the callers' shares of the key show only after some time
 			contest{waiters: 64, processes: 4, length: 400 * ms},
@@ -190,18 +200,25 @@ func planOf(quick bool) plan {
 		again:   {repetition{4 * s, 20 * ms}},
 		lockAll: {several{8, ms, s}, several{64, ms, 2 * s}},
 	}
-	for _, d := range []distinct{{1, keysEach, 0}, {64, keysEach, 0}, {256, keysEach, 0}, {1024, 1, 0}, {1024, keysEach, 0}} {
+
+	for _, d := range []distinct{{1, keysEach, 0}, {64, keysEach, 0}, {256, keysEach, 0},
+		{1024, 1, 0}, {1024, keysEach, 0}} {
 		d.length = 70 * ms
 		settings[uncontended] = append(settings[uncontended], d, d)
 	}
+
 	for _, c := range []contest{
 		{}, {processes: 2}, {processes: 8}, {trip: ms}, {trip: 10 * ms}, {think: 100 * ms},
 		{hold: 10 * ms}, {hold: 10 * ms, trip: 10 * ms}, {nodes: 5},
 	} {
-		c.waiters, c.processes, c.hold, c.nodes = 64, cmp.Or(c.processes, 4), cmp.Or(c.hold, ms), cmp.Or(c.nodes, 1)
+		c.waiters = 64
+		c.processes = cmp.Or(c.processes, 4)
+		c.hold = cmp.Or(c.hold, ms)
+		c.nodes = cmp.Or(c.nodes, 1)
 		c.length = 1100*ms + 300*c.hold // several turns of each caller
 		settings[fair] = append(settings[fair], c)
 	}
+
 	return plan{rounds: 3, budget: 720 * s, settings: settings}
 }
 
@@ -230,6 +247,7 @@ func split(words []string) (names, others, settings []string) {
 			others = append(others, w)
 		}
 	}
+
 	if names == nil {
 		names = scenarios
 	}

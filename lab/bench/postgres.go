@@ -17,24 +17,18 @@ func openPglock(ctx context.Context, s stores, term time.Duration) (locker, erro
 }
 
 // advisory locks by PostgreSQL's own advisory locks. Each caller needs a session of its own.
-type advisory struct{ url string }
+type advisory struct {
+	locker // nil, because no caller uses it
+	url    string
+}
 
 func openAdvisory(_ context.Context, s stores, _ time.Duration) (locker, error) {
-	return advisory{s.Postgres}, nil
+	return advisory{url: s.Postgres}, nil
 }
 
 func (a advisory) caller(ctx context.Context) (locker, error) {
 	conn, err := pgx.Connect(ctx, a.url)
 	return session{conn}, err
-}
-
-// lock is not used, because each caller has a session.
-func (a advisory) lock(ctx context.Context, key string) (held, error) {
-	l, err := a.caller(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return l.lock(ctx, key)
 }
 
 func (advisory) close() {}

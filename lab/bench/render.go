@@ -29,6 +29,7 @@ func (r *results) fillPages(root string, write bool) error {
 			return fmt.Errorf("%s: %w", page, err)
 		}
 	}
+
 	if !write {
 		return nil
 	}
@@ -37,6 +38,7 @@ func (r *results) fillPages(root string, write bool) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -78,6 +80,7 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 		}
 		return fmt.Appendf(nil, "<!-- bench: %s -->\n%s<!-- /bench -->", name, text)
 	})
+
 	return filled, err
 }
 
@@ -125,6 +128,7 @@ func (r *results) table(rows []row, columns ...column) string {
 		}
 		write(line)
 	}
+
 	return out.String()
 }
 
@@ -133,12 +137,16 @@ func hasRows(table string) bool { return strings.Count(table, "\n") > 2 }
 
 // plain returns a column that shows a metric in the row's section.
 func (r *results) plain(title, metric string) column {
-	return column{title, func(x row) string { return number(r.median(x.cell(x.contestant), metric)) }}
+	return column{title, func(x row) string {
+		return number(r.median(x.cell(x.contestant), metric))
+	}}
 }
 
 // of returns a column that shows a metric in the given section.
 func (r *results) of(title, metric string, in section) column {
-	return column{title, func(x row) string { return number(r.median(in.cell(x.contestant), metric)) }}
+	return column{title, func(x row) string {
+		return number(r.median(in.cell(x.contestant), metric))
+	}}
 }
 
 // ratio returns a column that shows a metric in the given section, divided by the same metric of a
@@ -151,7 +159,8 @@ func (r *results) ratio(title, metric string, in section) column {
 // of a bare contestant.
 func (r *results) both(title, metric string, in section) column {
 	return column{title, func(x row) string {
-		return fmt.Sprintf("%s (%s)", number(r.median(in.cell(x.contestant), metric)), times(r.ofBare(in, x.contestant, metric)))
+		return fmt.Sprintf("%s (%s)", number(r.median(in.cell(x.contestant), metric)),
+			times(r.ofBare(in, x.contestant, metric)))
 	}}
 }
 
@@ -161,9 +170,11 @@ func (r *results) ofBare(s section, name, metric string) float64 {
 	switch {
 	case s.scenario == contended, s.scenario == fair:
 		base = ringName
-	case slices.ContainsFunc(r.contestants, func(c contestant) bool { return c.name == name && c.nodes == 5 }):
+	case slices.ContainsFunc(r.contestants,
+		func(c contestant) bool { return c.name == name && c.nodes == 5 }):
 		base = "bare-quorum"
 	}
+
 	return r.median(s.cell(name), metric) / r.median(s.cell(base), metric)
 }
 
@@ -173,7 +184,8 @@ func (r *results) ofFloor(some, many section) column {
 	return column{"of its floor", func(x row) string {
 		share := func(in section) string {
 			floor := in.cell("bare-floor-" + strings.TrimPrefix(x.contestant, "hasp-"))
-			return number(r.median(in.cell(x.contestant), "pairs_per_s") / r.median(floor, "pairs_per_s"))
+			own := r.median(in.cell(x.contestant), "pairs_per_s")
+			return number(own / r.median(floor, "pairs_per_s"))
 		}
 		return strings.TrimPrefix(share(some)+", "+share(many), "–, ")
 	}}
@@ -199,12 +211,14 @@ func number(f float64) string {
 	case a >= 10:
 		digits = 1
 	}
+
 	text := strconv.FormatFloat(f, 'f', digits, 64)
 	if digits == 0 {
 		for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
 			text = text[:i] + "," + text[i:]
 		}
 	}
+
 	return text
 }
 
@@ -233,11 +247,13 @@ func (r *results) rows(s section, nodes int) (rows []row) {
 }
 
 // shown are the contestants on one node that the front page shows.
-var shown = []string{"hasp-spinlock", "hasp-pubsublock", "hasp-fairlock", "redislock", "redsync", "rueidislock", "etcd"}
+var shown = []string{"hasp-spinlock", "hasp-pubsublock", "hasp-fairlock", "redislock", "redsync",
+	"rueidislock", "etcd"}
 
 // ratios returns the table of the front page.
 func (r *results) ratios(p plan) string {
-	free, held := p.sections(contended)[0], p.held(1)[0]
+	free := p.sections(contended)[0]
+	held := p.held(1)[0]
 	var rows []row
 	for _, name := range shown {
 		rows = append(rows, row{name, free, name})
@@ -271,17 +287,22 @@ func (r *results) free(p plan, nodes int) string {
 		columns = append(columns, r.ofFloor(callers(64), settings[len(settings)-1]))
 	}
 	return r.table(r.rows(callers(64), nodes), append(columns,
-		r.plain("commands", "commands_per_pair"), r.plain("bytes", "bytes_per_pair"), r.plain("allocations", "allocs_per_pair"),
-		r.plain("client CPU µs", "client_us_per_pair"), r.plain("server CPU µs", "server_us_per_pair"))...)
+		r.plain("commands", "commands_per_pair"), r.plain("bytes", "bytes_per_pair"),
+		r.plain("allocations", "allocs_per_pair"),
+		r.plain("client CPU µs", "client_us_per_pair"),
+		r.plain("server CPU µs", "server_us_per_pair"))...)
 }
 
 // crowded returns the table of a section in which callers contend for one key.
 func (r *results) crowded(s section) string {
 	return r.table(r.rows(s, 0),
 		r.plain("acquisitions/s", "acquisitions_per_s"), r.plain("key held %", "held_percent"),
-		r.plain("changes of holder/s", "holders_per_s"), r.plain("changes of process/s", "changes_per_s"), r.plain("between processes, p50 µs", "between_p50_us"),
+		r.plain("changes of holder/s", "holders_per_s"),
+		r.plain("changes of process/s", "changes_per_s"),
+		r.plain("between processes, p50 µs", "between_p50_us"),
 		r.plain("commands", "commands_per_lock"), r.plain("longest wait ms", "longest_wait_ms"),
-		r.plain("Jain, callers", "jain_callers"), r.plain("Jain, processes", "jain_processes"), r.plain("starved", "starved"),
+		r.plain("Jain, callers", "jain_callers"), r.plain("Jain, processes", "jain_processes"),
+		r.plain("starved", "starved"),
 	)
 }
 
@@ -295,9 +316,11 @@ func (r *results) bySetting(settings []section, metric string) string {
 	}
 	for _, x := range r.rows(settings[0], 0) {
 		if r.Values[x.cell(x.name)] != nil {
-			columns = append(columns, column{x.name, func(y row) string { return number(r.median(y.cell(x.name), metric)) }})
+			columns = append(columns, column{x.name,
+				func(y row) string { return number(r.median(y.cell(x.name), metric)) }})
 		}
 	}
+
 	return r.table(rows, columns...)
 }
 
@@ -310,8 +333,12 @@ func (r *results) kept(p plan) string {
 			rows = append(rows, x)
 		}
 	}
+
 	return r.table(rows,
-		r.plain("renewals/s", "renewals_per_s"), r.plain("client, % of a core", "client_keeping_percent"), r.plain("server, % of a core", "server_keeping_percent"),
-		r.plain("client bytes/lease", "client_bytes_per_lease"), r.plain("lost", "lost"), r.plain("lone pair p50 µs", "p50_us"), r.plain("p99 µs", "p99_us"),
+		r.plain("renewals/s", "renewals_per_s"),
+		r.plain("client, % of a core", "client_keeping_percent"),
+		r.plain("server, % of a core", "server_keeping_percent"),
+		r.plain("client bytes/lease", "client_bytes_per_lease"), r.plain("lost", "lost"),
+		r.plain("lone pair p50 µs", "p50_us"), r.plain("p99 µs", "p99_us"),
 	)
 }

@@ -33,7 +33,8 @@ type results struct {
 	Machine string
 	Commit  string // of the repository
 	Redis   string // the version of Redis
-	Pinned  bool   // in turns with one goroutine, this process ran on one processor and the servers on another
+	// in turns with one goroutine, this process ran on one processor and the servers on another
+	Pinned  bool
 	Quick   bool
 	Skipped []string // turns that there was no time for
 	Notes   []string // faults of peers, and turns without figures
@@ -45,11 +46,12 @@ type results struct {
 func newResults(all []contestant) *results {
 	commit, _ := exec.Command("git", "describe", "--always", "--dirty", "--exclude=*").Output()
 	return &results{
-		Began:   time.Now(),
-		Machine: fmt.Sprintf("%s %s/%s, %s", runtime.Version(), runtime.GOOS, runtime.GOARCH, count(runtime.NumCPU(), "CPU", "CPUs")),
-		Commit:  cmp.Or(strings.TrimSpace(string(commit)), "unknown"),
-		Pinned:  runtime.NumCPU() > 1,
-		Values:  map[cell]map[string][]float64{}, contestants: all,
+		Began: time.Now(),
+		Machine: fmt.Sprintf("%s %s/%s, %s", runtime.Version(), runtime.GOOS, runtime.GOARCH,
+			count(runtime.NumCPU(), "CPU", "CPUs")),
+		Commit: cmp.Or(strings.TrimSpace(string(commit)), "unknown"),
+		Pinned: runtime.NumCPU() > 1,
+		Values: map[cell]map[string][]float64{}, contestants: all,
 	}
 }
 
@@ -103,7 +105,8 @@ func (r *results) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "results.json"), append(text, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "results.json"), append(text, '\n'),
+		0o644); err != nil {
 		return err
 	}
 	page := filepath.Join(dir, "results.md")
@@ -114,25 +117,17 @@ func (r *results) write(dir string) error {
 	return nil
 }
 
-// readResults reads a results.json.
-func readResults(path string) (*results, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	r := &results{contestants: contestants()}
-	return r, json.Unmarshal(text, r)
-}
-
 // page returns results.md: all tables that have figures.
 func (r *results) page() []byte {
 	var out bytes.Buffer
-	p, parts := planOf(r.Quick), r.parts()
+	p := planOf(r.Quick)
+	parts := r.parts()
 	table := func(title, text string) {
 		if hasRows(text) {
 			fmt.Fprintf(&out, "\n## %s\n\n%s", title, text)
 		}
 	}
+
 	fmt.Fprintf(&out, "# hasp and other libraries\n\n%s", r.run())
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
 		table(name, parts[name])

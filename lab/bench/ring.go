@@ -39,7 +39,8 @@ func (r *ring) join(ctx context.Context, o order) error {
 	}
 	channel := func(place int) string { return fmt.Sprint(o.Key, "-", place%o.Places) }
 	own := channel(o.Place)
-	r.sub, r.next = r.rdb.Subscribe(ctx, own), channel(o.Place+1)
+	r.sub = r.rdb.Subscribe(ctx, own)
+	r.next = channel(o.Place + 1)
 	_, err := r.sub.Receive(ctx) // wait for the confirmation
 	if err == nil && o.Place == 0 {
 		err = r.rdb.Publish(ctx, own, "next").Err()

@@ -22,18 +22,22 @@ func (b *bench) start(ctx context.Context) {
 	}
 	for range n {
 		srv := redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true})
-		b.redises, b.meter.redises = append(b.redises, srv), append(b.meter.redises, srv.Client())
+		b.redises = append(b.redises, srv)
+		b.meter.redises = append(b.meter.redises, srv.Client())
 	}
+
 	b.results.Redis = field(ctx, b.meter.redises[0], "redis_version")
 	at := b.addresses((*redistest.Server).URL)
 	if needs[0] {
 		b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]
 		at.Etcd = b.meter.etcd.Client
 	}
+
 	if needs[onPostgres] {
 		s := pgtest.Start(&b.servers, "max_connections=1000") // the pools of 64 processes
 		at.Postgres = "postgres://postgres@" + s.Addr + "/postgres?sslmode=disable"
 	}
+
 	b.at = map[time.Duration]stores{0: at}
 }
 
@@ -56,5 +60,6 @@ func (b *bench) storesOf(trip time.Duration) stores {
 			return "redis://" + p.Addr()
 		})
 	}
+
 	return b.at[trip]
 }

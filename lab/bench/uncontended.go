@@ -45,6 +45,7 @@ func (d distinct) measure(ctx context.Context, b *bench, c contestant) (figures,
 		runtime.ReadMemStats(&m2)
 		return err
 	})
+
 	if err != nil {
 		return nil, err
 	}
@@ -69,10 +70,16 @@ func distinctKeys(callers, each int) [][]string {
 	name := rand.Text()[:8]
 	for i := range keys {
 		for k := range each {
-			keys[i] = append(keys[i], fmt.Sprintf("bench:%s:%d:%d", name, i, k))
+			keys[i] = append(keys[i], keyOf(name, i, k))
 		}
 	}
+
 	return keys
+}
+
+// keyOf returns the name of a key of a caller. All such names have the same length.
+func keyOf(name string, caller, key int) string {
+	return fmt.Sprintf("bench:%s:%05d:%03d", name, caller, key)
 }
 
 // made counts what callers have done. A pair is a Lock and its Unlock.
@@ -87,12 +94,15 @@ const grace = time.Second
 
 // pairs starts a caller for each list of keys. The callers lock and unlock their keys until the
 // duration length has passed.
-func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, length time.Duration) (all made, err error) {
+func pairs(
+	ctx context.Context, l locker, term time.Duration, keys [][]string, length time.Duration,
+) (all made, err error) {
 	ctx, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
 	var callers errgroup.Group
 	var stop atomic.Bool
-	each, began := make([]made, len(keys)), time.Now()
+	each := make([]made, len(keys))
+	began := time.Now()
 	for i, keys := range keys {
 		callers.Go(func() (err error) {
 			each[i], err = caller(ctx, l, term, keys, &stop)
@@ -100,6 +110,7 @@ func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, l
 			return err
 		})
 	}
+
 	time.AfterFunc(length, func() { stop.Store(true) })
 	err = callers.Wait()
 
@@ -110,12 +121,15 @@ func pairs(ctx context.Context, l locker, term time.Duration, keys [][]string, l
 			all.took = max(all.took, m.took)
 		}
 	}
+
 	all.took = cmp.Or(all.took, length)
 	return all, err
 }
 
 // caller locks and unlocks its keys until stop is true. It tries at least one pair.
-func caller(ctx context.Context, l locker, term time.Duration, keys []string, stop *atomic.Bool) (m made, err error) {
+func caller(
+	ctx context.Context, l locker, term time.Duration, keys []string, stop *atomic.Bool,
+) (m made, err error) {
 	for i := 0; i == 0 || !stop.Load(); i++ {
 		done, err := pair(ctx, l, term, keys[i%len(keys)])
 		switch {
@@ -128,6 +142,7 @@ func caller(ctx context.Context, l locker, term time.Duration, keys []string, st
 			return m, nil
 		}
 	}
+
 	return m, nil
 }
 

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/hostclock"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -41,7 +41,7 @@ type report struct {
 	First   string    // the error of one such call
 }
 
-// visit contains the times of a caller's turn at the key, in nanoseconds of clock.Now: when it asked
+// visit contains the times of a caller's turn at the key, in nanoseconds of hostclock: when it asked
 // for the key, when it received the key, and when it was about to release the key. If the caller
 // still waited at the end, Got and Freed are 0.
 type visit struct{ Asked, Got, Freed int64 }
@@ -74,6 +74,7 @@ func (b *bench) order(orders []order) ([]report, error) {
 		b.servers.Cleanup(w.End)
 		b.workers = append(b.workers, w)
 	}
+
 	reports := make([]report, len(orders))
 	return reports, redistest.Each(len(orders), func(i int) error {
 		w := b.workers[i]
@@ -93,7 +94,8 @@ func (b *bench) order(orders []order) ([]report, error) {
 
 // worker is the state of a worker process.
 type worker struct {
-	open   map[string][]locker          // the open lockers; a name contains the contestant and the address of the stores
+	// the open lockers; a name contains the contestant and the address of the stores
+	open   map[string][]locker
 	run    func(context.Context) report // lets the callers take turns until the context ends
 	cancel context.CancelFunc
 	done   chan report
@@ -128,18 +130,22 @@ func (w *worker) obey(o order) (r report, err error) {
 		w.cancel()
 		r = <-w.done
 	}
+
 	return r, err
 }
 
 // prepare opens the lockers that an order needs, except those that are open already. All callers
 // share one locker, unless it is a perCaller.
-func (w *worker) prepare(ctx context.Context, o order) (run func(context.Context) report, err error) {
+func (w *worker) prepare(
+	ctx context.Context, o order,
+) (run func(context.Context) report, err error) {
 	name := o.Contestant + " " + o.Stores.One
 	all := w.open[name]
 	for len(all) < o.Waiters {
 		var l locker
 		if len(all) == 0 {
-			i := slices.IndexFunc(contestants(), func(c contestant) bool { return c.name == o.Contestant })
+			i := slices.IndexFunc(contestants(),
+				func(c contestant) bool { return c.name == o.Contestant })
 			l, err = contestants()[i].open(ctx, o.Stores, term)
 		} else if own, ok := all[0].(perCaller); ok {
 			l, err = own.caller(ctx)
@@ -151,6 +157,7 @@ func (w *worker) prepare(ctx context.Context, o order) (run func(context.Context
 		}
 		all = append(all, l)
 	}
+
 	w.open[name] = all
 	if r, ok := all[0].(*ring); ok {
 		err = r.join(ctx, o)
@@ -184,24 +191,26 @@ const arrival = 20 * time.Millisecond
 func take(ctx context.Context, l locker, o order, visits *[]visit) (refused int, first string) {
 	time.Sleep(rand.N(arrival))
 	for ctx.Err() == nil {
-		t := visit{Asked: clock.Now()}
+		t := visit{Asked: hostclock.Now()}
 		h, err := l.lock(ctx, o.Key)
 		if err == nil {
-			t.Got = clock.Now()
+			t.Got = hostclock.Now()
 			if o.Hold > 0 {
 				time.Sleep(o.Hold)
 			}
-			t.Freed = clock.Now()
+			t.Freed = hostclock.Now()
 			err = h.Unlock(context.WithoutCancel(ctx))
 			time.Sleep(o.Think/2 + rand.N(o.Think+1))
 		}
 		if t.Got != 0 || ctx.Err() != nil {
 			*visits = append(*visits, t)
 		}
-		if err != nil && ctx.Err() == nil && !excused(err, time.Duration(clock.Now()-t.Asked), term) {
+		took := time.Duration(hostclock.Now() - t.Asked)
+		if err != nil && ctx.Err() == nil && !excused(err, took, term) {
 			refused++
 			first = cmp.Or(first, err.Error())
 		}
 	}
+
 	return refused, first
 }

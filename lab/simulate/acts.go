@@ -25,6 +25,7 @@ func (a *caller) lock() {
 		b.try(a.c)
 		lock = a.c.TryLock
 	}
+
 	l, err := lock(b.ctx, key, b.opts...)
 	if !a.took("lock", b, start, err) {
 		return
@@ -33,8 +34,10 @@ func (a *caller) lock() {
 	n := a.w.book.take(l, 0, group{start.at, b.shared})
 	var kept time.Time
 	if b.minHold > 0 {
-		kept = b.grant.at.Add(b.minHold) // calculated now, because calls in the context of the lease change the same grant
+		// calculated now, because calls in the context of the lease change the same grant
+		kept = b.grant.at.Add(b.minHold)
 	}
+
 	leases, cancel := a.hold(&b, l, n)
 	defer cancel()
 	if a.chance(4) {
@@ -70,7 +73,8 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, ca
 		case 1:
 			ttl := a.term(300 * time.Millisecond)
 			if a.c.long && a.chance(3) {
-				ttl, b.long = LongTerm, true
+				ttl = LongTerm
+				b.long = true
 			}
 			_ = l.Extend(b.ctx, ttl)
 		case 2:
@@ -94,7 +98,9 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, ca
 				continue
 			}
 			a.nap(5 * time.Millisecond)
-			resume := func(ctx context.Context, _ string, _ ...hasp.Option) (*hasp.Lease, error) { return a.c.Resume(ctx, x) }
+			resume := func(ctx context.Context, _ string, _ ...hasp.Option) (*hasp.Lease, error) {
+				return a.c.Resume(ctx, x)
+			}
 			if l, err = a.c.noted(resume)(over, l.Key()); err != nil {
 				b.minHold = 0 // the key is free when the term ends
 				return nil, cancel
@@ -103,6 +109,7 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, ca
 			leases[0] = l
 		}
 	}
+
 	return leases, cancel
 }
 
@@ -150,6 +157,7 @@ func (a *caller) unlock(ctx context.Context, l *hasp.Lease) bool {
 		}()
 		defer func() { <-done }()
 	}
+
 	err := l.Unlock(ctx)
 	if a.chance(10) {
 		err = l.Unlock(ctx)
@@ -178,9 +186,11 @@ func (a *caller) slot() {
 	lock := a.c.Lock
 	if a.chance(4) {
 		b.try(a.c)
-		b.end = b.end.Add(slots * a.c.timeout) // TryLock inspects the queue, and makes one attempt for each slot
+		// TryLock inspects the queue, and makes one attempt for each slot
+		b.end = b.end.Add(slots * a.c.timeout)
 		lock = a.c.TryLock
 	}
+
 	l, err := lock(b.ctx, slotted, opts...)
 	if b.within {
 		b.end = b.end.Add(a.c.timeout) // the last attempt asks for two slots
@@ -202,14 +212,17 @@ func (a *caller) slot() {
 			defer a.unlock(b.ctx, x)
 		}
 	}
+
 	if a.chance(4) {
 		// This call does not re-enter. So while l is held, it can only lock the other slot.
 		began := time.Now()
-		if x, err := a.c.TryLock(l.Context(), slotted, append(opts, a.w.calls.apart())...); err == nil {
+		if x, err := a.c.TryLock(l.Context(), slotted,
+			append(opts, a.w.calls.apart())...); err == nil {
 			a.w.book.took(x, 0, began)
 			defer a.unlock(b.ctx, x)
 		}
 	}
+
 	a.nap(100 * time.Millisecond)
 	a.w.book.checkAll()
 	if b.long || !a.chance(20) { // otherwise the lease ends with its term
@@ -229,6 +242,7 @@ func (a *caller) breaks() {
 		_ = a.c.Break(context.Background(), key)
 		return
 	}
+
 	c := a.w.client(a.r)
 	if link, ok := c.link.(*wires); ok && a.chance(2) {
 		link.Down(a.r)
@@ -248,7 +262,8 @@ func (a *caller) robbed() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), a.upTo(2*time.Second))
 	defer cancel()
-	key, began := a.key(), time.Now()
+	key := a.key()
+	began := time.Now()
 	l, err := a.c.Lock(ctx, key, hasp.WithTTL(LongTerm))
 	if err != nil {
 		return
@@ -275,6 +290,7 @@ func (a *caller) polls() {
 		}
 		p.nap(300 * time.Millisecond)
 	}
+
 	a.w.close(p.c)
 }
 
@@ -291,5 +307,6 @@ func (a *caller) short() {
 		a.nap(20 * time.Millisecond)
 		_ = l.Unlock(b.ctx)
 	}
+
 	a.w.close(p.c)
 }

@@ -69,7 +69,8 @@ type usage struct {
 type tally struct {
 	calls, requested int
 
-	open map[uint64]hasp.EventKind // the kind of the last event of each call or lease that has not ended, under its Event.ID
+	// the kind of the last event of each call or lease that has not ended, under its Event.ID
+	open map[uint64]hasp.EventKind
 }
 
 // follows notes the event e, and reports whether e may follow the last event with the same ID.
@@ -90,6 +91,7 @@ func (t *tally) follows(e hasp.Event) bool {
 		delete(t.open, e.ID)
 		return before == hasp.EventAcquired
 	}
+
 	return true // a renewal that failed may be reported late
 }
 
@@ -154,6 +156,7 @@ func (b *book) take(l *hasp.Lease, n int, g group) int {
 		b.checkFenceLocked(p, l, g)
 		b.checkKeptLocked(p, l, g)
 	}
+
 	if l.Err() == nil {
 		p.live = append(p.live, entry{l, n, p.groups[n-1]})
 	}
@@ -183,8 +186,10 @@ func (b *book) checkFenceLocked(p *page, l *hasp.Lease, g group) {
 	}
 
 	if fence > p.fence {
-		p.fence, p.fenced = fence, time.Now()
+		p.fence = fence
+		p.fenced = time.Now()
 	}
+
 	if !g.shared {
 		p.alone = max(p.alone, fence)
 	}
@@ -220,8 +225,10 @@ func (b *book) keep(key string, n int, end time.Time) {
 	defer b.mu.Unlock()
 	p := entryOf(b.keys, key)
 	if since := p.groups[n-1].since; end.After(p.kept) {
-		p.kept, p.keptSince = end, since
+		p.kept = end
+		p.keptSince = since
 	}
+
 	b.checkLocked(key, p)
 	for _, e := range p.live {
 		if e.n != n {
@@ -272,6 +279,7 @@ func (b *book) checkLocked(key string, p *page) {
 		}
 		kept = append(kept, e)
 	}
+
 	clear(p.live[len(kept):])
 	p.live = kept
 
@@ -302,7 +310,9 @@ func (b *book) slept() {
 
 // wakingLocked reports whether the Clients' host has just slept. The Clients may notice the sleep
 // up to a millisecond later. Until then they may trust leases that have ended.
-func (b *book) wakingLocked() bool { return !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond }
+func (b *book) wakingLocked() bool {
+	return !b.woke.IsZero() && time.Since(b.woke) <= time.Millisecond
+}
 
 // broke notes that a Break of a key may happen at any time before the time until.
 func (b *book) broke(key string, until time.Time) {

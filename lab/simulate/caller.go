@@ -41,7 +41,9 @@ func (c *client) Lock(ctx context.Context, key string, opts ...hasp.Option) (*ha
 	return c.noted(c.Client.Lock)(ctx, key, opts...)
 }
 
-func (c *client) TryLock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+func (c *client) TryLock(
+	ctx context.Context, key string, opts ...hasp.Option,
+) (*hasp.Lease, error) {
 	return c.noted(c.Client.TryLock)(ctx, key, opts...)
 }
 
@@ -70,7 +72,8 @@ func (a *caller) key() string { return Key(a.r.IntN(KeyCount)) }
 
 // run carries out a random number of the acts of users.
 func (a *caller) run() {
-	acts := []func(){a.doAll, a.lead, a.short, a.withoutReentry, a.breaks, a.polls, a.robbed, a.slot, a.lead, a.doAll}
+	acts := []func(){a.doAll, a.lead, a.short, a.withoutReentry, a.breaks, a.polls, a.robbed,
+		a.slot, a.lead, a.doAll}
 	for range 4 + a.r.IntN(10) {
 		if i := a.r.IntN(17); i < len(acts) {
 			acts[i]()
@@ -98,8 +101,9 @@ type bounds struct {
 }
 
 const (
-	late  = 50 * time.Millisecond // a call returns within this time after the end of its context
-	grace = 10 * time.Millisecond // a call returns within this time after the timeout of its command
+	late = 50 * time.Millisecond // a call returns within this time after the end of its context
+	// a call returns within this time after the timeout of its command
+	grace = 10 * time.Millisecond
 )
 
 // due returns the time by which a call must have returned.
@@ -114,7 +118,8 @@ func (a *caller) due(b bounds) time.Time {
 // bounds draws the context and the options of a call. Every call is bounded, so that a stuck caller
 // is reported.
 func (a *caller) bounds() bounds {
-	b, wait := bounds{}, 10*time.Millisecond+a.upTo(max(2*time.Second, 2*a.w.kind.shortest()))
+	b := bounds{}
+	wait := 10*time.Millisecond + a.upTo(max(2*time.Second, 2*a.w.kind.shortest()))
 	switch a.r.IntN(4) {
 	case 0: // a deadline
 		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
@@ -123,11 +128,13 @@ func (a *caller) bounds() bounds {
 		time.AfterFunc(wait, b.cancel)
 	case 2: // WithMaxWait
 		b.ctx, b.cancel = context.WithCancel(context.Background())
-		b.opts, b.within = append(b.opts, hasp.WithMaxWait(wait)), true
+		b.opts = append(b.opts, hasp.WithMaxWait(wait))
+		b.within = true
 	default: // longer than any wait
 		wait = time.Minute
 		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
 	}
+
 	b.end = time.Now().Add(wait)
 
 	term := a.term(400 * time.Millisecond)
@@ -136,9 +143,11 @@ func (a *caller) bounds() bounds {
 		often = 2 // only a long term shows that a broken hold has left a record
 	}
 	if a.c.long && a.chance(often) {
-		term, b.long = LongTerm, true
+		term = LongTerm
+		b.long = true
 		b.opts = append(b.opts, hasp.WithTTL(term))
 	}
+
 	for _, o := range []hasp.Option{
 		hasp.WithFence(), hasp.WithoutRenewal(),
 		hasp.WithTTL(term),
@@ -149,6 +158,7 @@ func (a *caller) bounds() bounds {
 			b.opts = append(b.opts, o)
 		}
 	}
+
 	return b
 }
 
@@ -156,9 +166,11 @@ const maxMinHold = 300 * time.Millisecond
 
 // keep adds a random min hold to a call, and a max hold that may be shorter than the min hold.
 func (a *caller) keep(b *bounds) {
-	b.minHold, b.grant = 1+a.upTo(maxMinHold), new(grant)
+	b.minHold = 1 + a.upTo(maxMinHold)
+	b.grant = new(grant)
 	b.ctx = context.WithValue(b.ctx, grantKey{}, b.grant)
-	b.opts = append(b.opts, hasp.WithMinHold(b.minHold), hasp.WithMaxHold(time.Millisecond+a.upTo(800*time.Millisecond)))
+	b.opts = append(b.opts, hasp.WithMinHold(b.minHold),
+		hasp.WithMaxHold(time.Millisecond+a.upTo(800*time.Millisecond)))
 }
 
 // share adds WithShared to some calls, if the driver has Traits.Shared.
@@ -172,7 +184,8 @@ func (a *caller) share(b *bounds) {
 // try changes the bounds b to those of a call that makes only one attempt.
 func (b *bounds) try(c *client) {
 	if end := time.Now().Add(c.timeout); b.within || end.Before(b.end) {
-		b.end, b.within = end, false
+		b.end = end
+		b.within = false
 	}
 }
 
@@ -202,11 +215,13 @@ func (a *caller) took(what string, b bounds, start start, err error) bool {
 	switch {
 	case err == nil:
 		return true
-	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported), errors.Is(err, hasp.ErrLost), errors.Is(err, hasp.ErrReleased):
+	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported),
+		errors.Is(err, hasp.ErrLost), errors.Is(err, hasp.ErrReleased):
 		a.w.book.errorf("%s by %s: %v", what, a.c.name, err)
 	case errors.Is(err, hasp.ErrHeld) && !start.here:
 		a.checkHeld(what, start, err)
 	}
+
 	a.checkOutage(what, err)
 	return false
 }
@@ -223,7 +238,9 @@ func (a *caller) checkOutage(what string, err error) {
 			n++
 		}
 	}
-	if n > 1 || n == 0 && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+
+	over := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if n > 1 || n == 0 && !over {
 		a.w.book.errorf("%s by %s matches %d kinds of errors: %v", what, a.c.name, n, err)
 	}
 }
@@ -252,7 +269,9 @@ func (a *caller) checkHeld(what string, start start, err error) {
 			since = since.Add(-poll - a.c.timeout)
 		}
 	}
+
 	if a.w.unheard(a.c, since) {
-		a.w.book.errorf("%s by %s, which the store did not answer for %v: %v", what, a.c.name, d, err)
+		a.w.book.errorf("%s by %s, which the store did not answer for %v: %v", what, a.c.name, d,
+			err)
 	}
 }

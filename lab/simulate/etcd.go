@@ -58,8 +58,10 @@ func (s *members) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 		dial[m.Name()+":2379"] = ln.DialContext
 		conf.Endpoints = append(conf.Endpoints, "http://"+m.Name()+":2379")
 	}
+
 	s.links = append(s.links, w)
-	conf.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+	conf.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context,
+		addr string) (net.Conn, error) {
 		return dial[addr](ctx)
 	})}
 	return await.Value(etcdlock.NewDriver(conf, &etcdlock.Options{Window: s.window})), w
@@ -81,8 +83,10 @@ func (s *members) Left() (all []string) {
 
 // Strike disturbs one member, all members, or one Client's link to a member.
 func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
-	node, l := r.IntN(len(s.etcd.Members)), r.IntN(len(s.links))
-	m, p := s.etcd.Members[node], s.links[l].proxies[node]
+	node := r.IntN(len(s.etcd.Members))
+	l := r.IntN(len(s.links))
+	m := s.etcd.Members[node]
+	p := s.links[l].proxies[node]
 	switch n := r.IntN(linkFaults + 9); n - linkFaults {
 	case 0, 1:
 		m.Freeze()
@@ -107,18 +111,23 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	default:
 		return disturb(r, p, n, "")
 	}
+
 	return nil
 }
 
 // Majority makes all members stop answering. They hang, they have no leader, or they are killed.
 func (s *members) Majority(r *rand.Rand) (heal func()) {
-	fail, repair := (*memetcd.Member).Freeze, (*memetcd.Member).Thaw
+	fail := (*memetcd.Member).Freeze
+	repair := (*memetcd.Member).Thaw
 	switch r.IntN(3) {
 	case 0:
-		fail, repair = (*memetcd.Member).Isolate, (*memetcd.Member).Join
+		fail = (*memetcd.Member).Isolate
+		repair = (*memetcd.Member).Join
 	case 1:
-		fail, repair = (*memetcd.Member).Kill, (*memetcd.Member).Start
+		fail = (*memetcd.Member).Kill
+		repair = (*memetcd.Member).Start
 	}
+
 	s.each(fail)
 	return func() { s.each(repair) }
 }

@@ -24,7 +24,8 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 			heal := w.silence(stay[r.IntN(len(stay))])
 			most := max(800*time.Millisecond, 2*short)
 			if r.IntN(3) == 0 {
-				most = 6 * time.Second // long enough that the store's earlier answers no longer count
+				// long enough that the store's earlier answers no longer count
+				most = 6 * time.Second
 			}
 			time.Sleep(upTo(most))
 			heal()
@@ -58,15 +59,20 @@ func (w *World) hurry(fast float64, over chan struct{}) {
 // suspend lets the host of all Clients sleep. Meanwhile its goroutines and Go's clock stand still.
 // Only the store's clock and the count of suspended time advance.
 func (w *World) suspend(r *rand.Rand) {
-	least, most := time.Duration(0), max(500*time.Millisecond, 2*w.kind.shortest()) // about as long as a short term
+	// about as long as a short term
+	least := time.Duration(0)
+	most := max(500*time.Millisecond, 2*w.kind.shortest())
 	switch r.IntN(3) {
 	case 0:
-		least, most = LongTerm, 2*LongTerm // all terms end
+		// all terms end
+		least = LongTerm
+		most = 2 * LongTerm
 	case 1:
 		if w.real { // the model does not shorten longer terms
 			most = LongTerm
 		}
 	}
+
 	d := least + time.Duration(r.Int64N(int64(most)))
 	w.book.slept()
 	w.Store.Skip(d)

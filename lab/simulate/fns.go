@@ -12,8 +12,10 @@ import (
 
 // calls contains functions of package hasp that tests replace by broken functions.
 type calls struct {
-	lead  func(context.Context, hasp.Locker, string, func(context.Context, *hasp.Lease) error, ...hasp.Option) error
-	doAll func(context.Context, hasp.Locker, []string, func(context.Context, *hasp.Leases) error, ...hasp.Option) error
+	lead func(context.Context, hasp.Locker, string, func(context.Context, *hasp.Lease) error,
+		...hasp.Option) error
+	doAll func(context.Context, hasp.Locker, []string, func(context.Context, *hasp.Leases) error,
+		...hasp.Option) error
 	apart func() hasp.Option
 }
 
@@ -25,7 +27,8 @@ type tracked struct {
 	*client
 	leases []*hasp.Lease
 	began  []time.Time // when the Lock of each lease began
-	lost   time.Time   // when the fn of a Lead returned after the loss of its lease; zero after the next Lock
+	// when the fn of a Lead returned after the loss of its lease; zero after the next Lock
+	lost time.Time
 }
 
 func (t *tracked) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
@@ -36,8 +39,10 @@ func (t *tracked) Lock(ctx context.Context, key string, opts ...hasp.Option) (*h
 	t.lost = time.Time{}
 	l, err := t.client.Lock(ctx, key, opts...)
 	if err == nil {
-		t.leases, t.began = append(t.leases, l), append(t.began, began)
+		t.leases = append(t.leases, l)
+		t.began = append(t.began, began)
 	}
+
 	return l, err
 }
 
@@ -48,7 +53,8 @@ const leadPause = 100 * time.Millisecond
 func (t *tracked) checkEnded(what string) {
 	for _, l := range t.leases {
 		if l.Err() == nil {
-			t.w.book.errorf("%s by %s has returned, and a lease of %s is trusted", what, t.name, l.Key())
+			t.w.book.errorf("%s by %s has returned, and a lease of %s is trusted", what, t.name,
+				l.Key())
 		}
 	}
 }
@@ -73,7 +79,8 @@ func (a *caller) checkContext(what string, ctx, outer context.Context, held func
 	}
 	time.Sleep(time.Nanosecond) // the context may be about to end at this very instant
 	if ctx.Err() == nil {
-		a.w.book.errorf("the context of the fn of %s by %s goes on: %v, %v", what, a.c.name, held(), outer.Err())
+		a.w.book.errorf("the context of the fn of %s by %s goes on: %v, %v", what, a.c.name, held(),
+			outer.Err())
 	}
 }
 
@@ -91,6 +98,7 @@ func (a *caller) inside(what string, ctx, outer context.Context, held func() err
 		case <-time.After(a.upTo(200 * time.Millisecond)):
 		}
 	}
+
 	if a.chance(3) {
 		a.nap(500 * time.Millisecond) // fn cleans up, or does not notice the end of its context
 		a.w.book.checkAll()
@@ -106,12 +114,14 @@ type outcome struct {
 }
 
 func (o outcome) String() string {
-	return fmt.Sprintf("returned %v at %v, its lease lost: %v, its context over: %v", o.err, o.at.Format("05.000"), o.lost, o.over)
+	return fmt.Sprintf("returned %v at %v, its lease lost: %v, its context over: %v", o.err,
+		o.at.Format("05.000"), o.lost, o.over)
 }
 
 // returns stores in o how an fn ends with the error err. Its result is err.
 func (o *outcome) returns(ctx context.Context, held func() error, err error) error {
-	*o = outcome{at: time.Now(), err: err, lost: errors.Is(held(), hasp.ErrLost), over: ctx.Err() != nil}
+	*o = outcome{at: time.Now(), err: err, lost: errors.Is(held(), hasp.ErrLost),
+		over: ctx.Err() != nil}
 	return err
 }
 
@@ -127,14 +137,16 @@ func (a *caller) lead() {
 	}
 	t := &tracked{client: a.c}
 	var last outcome
-	runs, running := 0, false
+	runs := 0
+	running := false
 	defer recovered()
 	defer t.checkEnded("Lead")
 	err := a.w.calls.lead(b.ctx, t, a.key(), func(ctx context.Context, l *hasp.Lease) error {
 		if running {
 			a.w.book.errorf("the fn of Lead by %s runs twice at once", a.c.name)
 		}
-		running, last = true, outcome{}
+		running = true
+		last = outcome{}
 		defer func() { running = false }()
 		n := a.w.book.took(l, 0, t.began[len(t.began)-1])
 		if runs++; runs == maxRuns || a.chance(6) {
@@ -184,14 +196,17 @@ func (a *caller) checkLead(b bounds, runs int, last outcome, err error) {
 	case err == nil && (!held || last.err != nil):
 		a.w.book.errorf("Lead by %s returned nil; the last of %d runs %v", a.c.name, runs, last)
 	case !held && !ended:
-		a.w.book.errorf("Lead by %s ended after %d runs, the last of which %v: %v", a.c.name, runs, last, err)
+		a.w.book.errorf("Lead by %s ended after %d runs, the last of which %v: %v", a.c.name, runs,
+			last, err)
 	case runs > 0 && last.lost && last.over && !errors.Is(err, hasp.ErrLost):
 		a.w.book.errorf("Lead by %s lost the key after the end of its context: %v", a.c.name, err)
 	case errors.Is(err, errFn) && last.lost && !errors.Is(err, hasp.ErrLost):
 		a.w.book.errorf("Lead by %s returned the result of a term that was lost: %v", a.c.name, err)
-	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported), errors.Is(err, hasp.ErrReleased):
+	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported),
+		errors.Is(err, hasp.ErrReleased):
 		a.w.book.errorf("Lead by %s: %v", a.c.name, err)
 	}
+
 	a.checkReturn("Lead", b, last, err)
 }
 
@@ -220,6 +235,7 @@ func (a *caller) doAll() {
 		b.end = b.end.Add(time.Duration(len(keys)) * a.c.timeout)
 		b.opts = append(b.opts, hasp.WithMaxWait(0))
 	}
+
 	if b.within {
 		b.end = b.end.Add(2 * a.c.timeout) // after the wait, DoAll still locks keys that are free
 	}
@@ -229,11 +245,13 @@ func (a *caller) doAll() {
 	var l hasp.Locker = t
 	direct := a.chance(2) // a Client asks for all keys at the same time
 	if direct {
-		l, b.ctx = a.c.Client, context.WithValue(b.ctx, directKey{}, true)
+		l = a.c.Client
+		b.ctx = context.WithValue(b.ctx, directKey{}, true)
 		for _, key := range keys {
 			defer a.w.book.wants(a.c.name, key)()
 		}
 	}
+
 	var last outcome
 	entered := false
 	start := a.start(keys...)
@@ -242,7 +260,8 @@ func (a *caller) doAll() {
 	err := a.w.calls.doAll(b.ctx, l, keys, func(ctx context.Context, ls *hasp.Leases) error {
 		entered = true
 		if direct {
-			t.leases, t.began = ls.All(), slices.Repeat([]time.Time{start.at}, len(ls.All()))
+			t.leases = ls.All()
+			t.began = slices.Repeat([]time.Time{start.at}, len(ls.All()))
 			for _, l := range t.leases {
 				a.w.book.noteLease(a.c.name, l)
 			}
@@ -277,7 +296,10 @@ func (a *caller) doAll() {
 		}
 		return
 	}
-	if !errors.Is(err, last.err) && last.err != nil || last.lost && !errors.Is(err, hasp.ErrLost) || errors.Is(err, hasp.ErrReleased) {
+
+	hidden := last.err != nil && !errors.Is(err, last.err)
+	unseen := last.lost && !errors.Is(err, hasp.ErrLost)
+	if hidden || unseen || errors.Is(err, hasp.ErrReleased) {
 		a.w.book.errorf("DoAll by %s: %v after an fn that %v", a.c.name, err, last)
 	}
 	a.checkReturn("DoAll", b, last, err)
@@ -304,6 +326,7 @@ func (a *caller) withoutReentry() {
 		<-after
 		return
 	}
+
 	x := a.apartInside(key, l)
 	a.unlock(b.ctx, l)
 	if x == nil {
@@ -342,6 +365,7 @@ func (a *caller) apartInside(key string, l *hasp.Lease) *hasp.Lease {
 		b = bounds{end: start.at.Add(wait), within: true}
 		x, err = a.c.Lock(l.Context(), key, append(opts, hasp.WithMaxWait(wait))...)
 	}
+
 	if err != nil && l.Context().Err() != nil {
 		return nil // the cause may be that l was lost
 	}
@@ -356,8 +380,10 @@ func (a *caller) apartInside(key string, l *hasp.Lease) *hasp.Lease {
 // channel that is closed when that goroutine has ended.
 func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
 	opts, shared := a.apartOptions()
-	wait, lasts := a.upTo(2*time.Second), a.upTo(100*time.Millisecond)
-	again, start := a.chance(2), a.start(key)
+	wait := a.upTo(2 * time.Second)
+	lasts := a.upTo(100 * time.Millisecond)
+	again := a.chance(2)
+	start := a.start(key)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.Context()), wait)
 	after = make(chan struct{})
 	go func() {
@@ -370,7 +396,8 @@ func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
 		n := a.w.book.take(x, 0, group{start.at, shared})
 		if again && !shared {
 			began := time.Now()
-			if y, err := a.c.Lock(x.Context(), key); err == nil { // this Lock re-enters the new lease
+			// this Lock re-enters the new lease
+			if y, err := a.c.Lock(x.Context(), key); err == nil {
 				if x.Err() == nil {
 					a.w.book.took(y, n, began)
 				}
@@ -379,9 +406,11 @@ func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
 		}
 		time.Sleep(lasts)
 		if x.Context().Err() != nil && x.Err() == nil && ctx.Err() == nil {
-			a.w.book.errorf("the context of a lease by WithoutReentry ended before the lease: %v", context.Cause(x.Context()))
+			a.w.book.errorf("the context of a lease by WithoutReentry ended before the lease: %v",
+				context.Cause(x.Context()))
 		}
 		_ = x.Unlock(ctx)
 	}()
+
 	return after
 }

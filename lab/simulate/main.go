@@ -28,13 +28,16 @@ import (
 func main() {
 	testing.Init()
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(400) // collect garbage rarely, because a seed is short and allocates much
+		// collect garbage rarely, because a seed is short and allocates much
+		debug.SetGCPercent(400)
 	}
+
 	var names []string
 	for _, k := range kinds {
 		names = append(names, k.Name)
 	}
-	list, which := strings.Join(names, ", "), kinds
+	list := strings.Join(names, ", ")
+	which := kinds
 	flag.Func("kind", "the `store`: "+list+"; all if not given", func(name string) error {
 		i := slices.Index(names, name)
 		if i < 0 {
@@ -43,6 +46,7 @@ func main() {
 		which = kinds[i : i+1]
 		return nil
 	})
+
 	from := flag.Uint64("from", 1, "the first seed")
 	seeds := flag.Uint64("seeds", 1000, "how many seeds, of all kinds together")
 	flag.Parse()
@@ -50,14 +54,16 @@ func main() {
 	p := &progress{which: which, from: *from, seeds: *seeds}
 	began := time.Now()
 	// Package testing creates a test for each worker, because synctest needs a test.
-	testing.Main(func(string, string) (bool, error) { return true, nil }, []testing.InternalTest{{Name: "Seeds", F: func(t *testing.T) {
-		t.Cleanup(func() {
-			fmt.Printf("%d seeds, %d holds, in %v\n", min(p.next.Load(), p.seeds), p.granted.Load(), time.Since(began).Round(time.Second))
-		})
-		for range runtime.GOMAXPROCS(0) {
-			t.Run("worker", p.work)
-		}
-	}}}, nil, nil)
+	testing.Main(func(string, string) (bool, error) { return true, nil },
+		[]testing.InternalTest{{Name: "Seeds", F: func(t *testing.T) {
+			t.Cleanup(func() {
+				fmt.Printf("%d seeds, %d holds, in %v\n", min(p.next.Load(), p.seeds), p.granted.Load(),
+					time.Since(began).Round(time.Second))
+			})
+			for range runtime.GOMAXPROCS(0) {
+				t.Run("worker", p.work)
+			}
+		}}}, nil, nil)
 }
 
 // progress is the range of seeds, and how far the workers have come.
@@ -77,6 +83,7 @@ func (p *progress) work(t *testing.T) {
 			p.failed.Store(true)
 		}
 	}()
+
 	n := uint64(len(p.which))
 	for !p.failed.Load() {
 		i := p.next.Add(1) - 1

@@ -33,13 +33,15 @@ type model struct {
 func inMemory(waits bool) func(*testing.T, *rand.Rand) Store {
 	return func(_ *testing.T, r *rand.Rand) Store {
 		m := &model{mem: new(memlock.Store), waits: waits, bad: r.Float64() * 0.3}
-		m.traits = backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Ordered: waits && r.IntN(2) == 0}
+		m.traits = backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network,
+			Ordered: waits && r.IntN(2) == 0}
 		return m
 	}
 }
 
 func (m *model) Link(r *rand.Rand, timeout time.Duration) (backend.Driver, Link) {
-	l := &lossy{Driver: m.mem.Driver().(Driver), traits: m.traits, timeout: timeout, r: r, bad: m.bad}
+	l := &lossy{Driver: m.mem.Driver().(Driver), traits: m.traits, timeout: timeout, r: r,
+		bad: m.bad}
 	l.traits.Cancellation = backend.Cancellation(r.IntN(3))
 	m.links = append(m.links, l)
 	if m.waits {
@@ -64,7 +66,8 @@ func (m *model) Heal() {
 func (m *model) Skip(d time.Duration) {
 	mem := m.mem.Driver().(Driver)
 	for i := range KeyCount {
-		if st, err := mem.Inspect(context.Background(), Key(i)); err == nil && st.Held && st.TTL <= d {
+		st, err := mem.Inspect(context.Background(), Key(i))
+		if err == nil && st.Held && st.TTL <= d {
 			_ = mem.Break(context.Background(), Key(i))
 		}
 	}
@@ -74,7 +77,8 @@ func (m *model) Longest() time.Duration { return LongTerm }
 
 func (m *model) Left() (held []string) {
 	for i := range KeyCount {
-		if st, err := m.mem.Driver().(Driver).Inspect(context.Background(), Key(i)); err != nil || st.Held || len(st.Waiters) > 0 {
+		st, err := m.mem.Driver().(Driver).Inspect(context.Background(), Key(i))
+		if err != nil || st.Held || len(st.Waiters) > 0 {
 			held = append(held, fmt.Sprintf("%s: %+v, %v", Key(i), st, err))
 		}
 	}
@@ -136,6 +140,7 @@ func (l *lossy) send(ctx context.Context, request func() error) error {
 			end = only.Done()
 		}
 	}
+
 	select {
 	case err := <-done:
 		return err
@@ -153,6 +158,7 @@ func (l *lossy) travel(request func() error) error {
 		time.Sleep(l.timeout + l.upTo(l.timeout))
 		return errNet
 	}
+
 	switch x := l.dice(); {
 	case x < bad/4: // the request is lost
 		return errNet
@@ -170,6 +176,7 @@ func (l *lossy) travel(request func() error) error {
 		time.Sleep(l.timeout + l.upTo(l.timeout))
 		return errNet
 	}
+
 	err := request()
 	time.Sleep(l.upTo(3 * time.Millisecond))
 	return err
@@ -183,6 +190,7 @@ func ask[T any](ctx context.Context, l *lossy, request func() (T, error)) (resul
 		results <- r
 		return err
 	})
+
 	if err == nil {
 		result = <-results
 	}
@@ -201,17 +209,22 @@ func (l *lossy) Release(ctx context.Context, c backend.Claim) error {
 	return l.send(ctx, func() error { return l.Driver.Release(context.Background(), c) })
 }
 
-func (l *lossy) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-		return backend.Grant{}, l.send(ctx, func() (err error) {
-			l.Driver.Renew(context.Background(), []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
-			return err
+func (l *lossy) Renew(ctx context.Context, cs []backend.Claim,
+	done func(int, backend.Grant, error)) {
+	backend.RenewEach(ctx, cs, done,
+		func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+			return backend.Grant{}, l.send(ctx, func() (err error) {
+				l.Driver.Renew(context.Background(), []backend.Claim{c},
+					func(_ int, _ backend.Grant, e error) { err = e })
+				return err
+			})
 		})
-	})
 }
 
 func (l *lossy) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	return ask(ctx, l, func() (backend.Status, error) { return l.Driver.Inspect(context.Background(), key) })
+	return ask(ctx, l, func() (backend.Status, error) {
+		return l.Driver.Inspect(context.Background(), key)
+	})
 }
 
 // polled is a driver that is not a Waiter: its method Wait hides the Wait of memlock's driver.
@@ -251,8 +264,10 @@ func (w waits) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error)
 		return backend.Grant{}, err
 	}
 	if w.silent() || w.dice() < w.bad/4 {
-		return backend.Grant{}, &backend.UnavailableError{Since: began, Err: errNet} // the key was granted, and the reply is lost
+		// the key was granted, and the reply is lost
+		return backend.Grant{}, &backend.UnavailableError{Since: began, Err: errNet}
 	}
+
 	g.Until = time.Now().Add(c.TTL - backend.Drift(c.TTL))
 	return g, nil
 }

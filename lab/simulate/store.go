@@ -47,7 +47,8 @@ type servers struct {
 // single returns a function that opens a strategy on one server.
 func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, _ *rand.Rand) Store {
-		return &servers{t: t, nodes: redistest.VirtualNodes(t, 1), max: LongTerm, open: func(all []redis.UniversalClient) backend.Driver { return open(all[0]) }}
+		return &servers{t: t, nodes: redistest.VirtualNodes(t, 1), max: LongTerm,
+			open: func(all []redis.UniversalClient) backend.Driver { return open(all[0]) }}
 	}
 }
 
@@ -59,9 +60,10 @@ const shortMax = 2 * time.Second
 func quorum(n int) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, r *rand.Rand) Store {
 		most := []time.Duration{shortMax, LongTerm}[r.IntN(2)]
-		return &masters{servers{t: t, nodes: redistest.VirtualNodes(t, n), max: most, open: func(all []redis.UniversalClient) backend.Driver {
-			return await.Value(redlock.NewDriver(all, &redlock.Options{MaxTTL: most}))
-		}}}
+		return &masters{servers{t: t, nodes: redistest.VirtualNodes(t, n), max: most,
+			open: func(all []redis.UniversalClient) backend.Driver {
+				return await.Value(redlock.NewDriver(all, &redlock.Options{MaxTTL: most}))
+			}}}
 	}
 }
 
@@ -122,6 +124,7 @@ func disturb(r *rand.Rand, p *faultproxy.Proxy, n int, text string) (heal func()
 	default:
 		p.Cut()
 	}
+
 	return nil
 }
 
@@ -130,8 +133,10 @@ func (s *servers) Link(*rand.Rand, time.Duration) (backend.Driver, Link) {
 	var clients []redis.UniversalClient
 	for _, v := range s.nodes {
 		rdb, proxy := v.Link()
-		clients, w.proxies = append(clients, rdb), append(w.proxies, proxy)
+		clients = append(clients, rdb)
+		w.proxies = append(w.proxies, proxy)
 	}
+
 	s.links = append(s.links, w)
 	return s.open(clients), w
 }
@@ -146,8 +151,10 @@ func (s *servers) Longest() time.Duration { return s.max }
 
 // Strike disturbs one server, or one Client's link to that server.
 func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
-	node, l := r.IntN(len(s.nodes)), r.IntN(len(s.links))
-	v, p := s.nodes[node], s.links[l].proxies[node]
+	node := r.IntN(len(s.nodes))
+	l := r.IntN(len(s.links))
+	v := s.nodes[node]
+	p := s.links[l].proxies[node]
 	match := []string{"evalsha", "set", "get", "subscribe", "pttl"}[r.IntN(5)]
 	switch n := r.IntN(linkFaults + 5); n - linkFaults {
 	case 0:
@@ -162,13 +169,16 @@ func (s *servers) Strike(r *rand.Rand, forgot func()) (heal func()) {
 			forgot()
 		}
 	case 3:
-		s.do(v, func(ctx context.Context, rdb *redis.Client) error { return rdb.ScriptFlush(ctx).Err() })
+		s.do(v, func(ctx context.Context, rdb *redis.Client) error {
+			return rdb.ScriptFlush(ctx).Err()
+		})
 	case 4:
 		v.Skew(-time.Millisecond) // less than the drift that any term allows for
 		return func() { v.Skew(0) }
 	default:
 		return disturb(r, p, n, match)
 	}
+
 	return nil
 }
 
@@ -241,5 +251,6 @@ func (s *servers) Left() (all []string) {
 			}
 		}
 	}
+
 	return all
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/clock"
+	"github.com/hasplock/hasp/internal/hostclock"
 )
 
 // KeyCount is the number of keys that most callers choose from.
@@ -50,7 +50,8 @@ type World struct {
 
 	mu      sync.Mutex // guards all fields below
 	clients int
-	quiet   map[*client][]span // when a Client's link was silent; under nil, when a majority of the store answered no Client
+	// when a Client's link was silent; under nil, when a majority of the store answered no Client
+	quiet map[*client][]span
 }
 
 // span is a period of silence. Its end, the field to, is zero while the silence lasts.
@@ -73,10 +74,12 @@ func find(t *testing.T, kind Kind, calls calls, text string) {
 			found = found || strings.Contains(err, text)
 		})
 	}
+
 	if !found {
 		t.Errorf("not found; %d other errors: %.1000q", len(all), all)
 		return
 	}
+
 	t.Logf("seed %d, %d errors", seed, len(all))
 }
 
@@ -92,6 +95,7 @@ func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) 
 			panic(fmt.Sprint(name, ": ", p)) // synctest panics if a goroutine is left
 		}
 	}()
+
 	synctest.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		w := &World{t: t, kind: kind, seed: seed, calls: calls, R: r, quiet: map[*client][]span{}}
@@ -104,6 +108,7 @@ func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) 
 		w.live()
 		granted = w.book.granted
 	})
+
 	return granted
 }
 
@@ -121,6 +126,7 @@ func (w *World) live() {
 		// short.
 		c.long = w.Store.Longest() >= LongTerm && !(closeEarly && i == 0)
 	}
+
 	fast := w.kind.Fast
 	if r := rand.New(rand.NewPCG(w.seed, 1<<34)); fast == 0 && r.IntN(2) == 0 {
 		fast = 0.009 * r.Float64()
@@ -133,6 +139,7 @@ func (w *World) live() {
 		w.close(stay[0])
 		stay = stay[1:]
 	}
+
 	select {
 	case <-over:
 	case <-time.After(10 * time.Minute):
@@ -155,16 +162,19 @@ func (w *World) live() {
 	}
 	w.programs()
 	w.book.audit()
-	time.Sleep(time.Hour) // let calls that hang in the network end; synctest reports a goroutine that stays
+	// let calls that hang in the network end; synctest reports a goroutine that stays
+	time.Sleep(time.Hour)
 }
 
 // start starts callers and faults. When these have ended, start closes the channel over.
 func (w *World) start(stay []*client) (over chan struct{}) {
 	var all sync.WaitGroup
 	for i := range 6 + w.R.IntN(6) {
-		a := &caller{w: w, c: stay[w.R.IntN(len(stay))], r: rand.New(rand.NewPCG(w.seed, uint64(i)+1))}
+		a := &caller{w: w, c: stay[w.R.IntN(len(stay))],
+			r: rand.New(rand.NewPCG(w.seed, uint64(i)+1))}
 		all.Go(a.run)
 	}
+
 	all.Go(func() { w.faults(rand.New(rand.NewPCG(w.seed, 1<<32)), stay) })
 	over = make(chan struct{})
 	go func() { all.Wait(); close(over) }()
@@ -215,6 +225,7 @@ func (w *World) canLock(c *client) bool {
 		}
 		time.Sleep(time.Second)
 	}
+
 	w.book.errorf("Lock without a fault: %v", err)
 	return false
 }
@@ -249,7 +260,8 @@ func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func(
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.taken, s.freed = false, time.Now()
+	s.taken = false
+	s.freed = time.Now()
 }
 
 // succeed runs two leaders and a DoAll, without faults. They hold a key one after another, and
@@ -262,19 +274,21 @@ func (w *World) succeed(stay []*client) {
 	s := succession{w: w, freed: time.Now()}
 	for i := range 3 {
 		t := &tracked{client: stay[w.R.IntN(len(stay))]}
-		lasts, cleans := time.Duration(w.R.IntN(200))*time.Millisecond, time.Duration(w.R.IntN(1500))*time.Millisecond
+		lasts := time.Duration(w.R.IntN(200)) * time.Millisecond
+		cleans := time.Duration(w.R.IntN(1500)) * time.Millisecond
 		all.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			var err error
 			if i == 0 {
-				err = w.calls.doAll(ctx, t, []string{Key(0), Key(1)}, func(_ context.Context, ls *hasp.Leases) error {
-					for i, l := range ls.All() {
-						w.book.took(l, 0, t.began[i])
-					}
-					s.hold(cancel, lasts, cleans, ls.Err)
-					return nil
-				})
+				err = w.calls.doAll(ctx, t, []string{Key(0), Key(1)},
+					func(_ context.Context, ls *hasp.Leases) error {
+						for i, l := range ls.All() {
+							w.book.took(l, 0, t.began[i])
+						}
+						s.hold(cancel, lasts, cleans, ls.Err)
+						return nil
+					})
 			} else {
 				err = w.calls.lead(ctx, t, Key(0), func(_ context.Context, l *hasp.Lease) error {
 					w.book.took(l, 0, t.began[len(t.began)-1])
@@ -289,6 +303,7 @@ func (w *World) succeed(stay []*client) {
 			}
 		})
 	}
+
 	all.Wait()
 }
 
@@ -315,17 +330,19 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	c := &client{w: w, name: fmt.Sprintf("client%d", w.clients), timeout: timeout}
 	own := rand.New(rand.NewPCG(w.seed, 1<<33+uint64(w.clients)))
 
-	// A driver or a Client stores the value that clock.Suspended has at its creation. Worlds of
+	// A driver or a Client stores the value that hostclock.Suspended has at its creation. Worlds of
 	// other seeds set this variable too.
 	sleepy.Lock()
 	defer sleepy.Unlock()
-	clock.Suspended = func() time.Duration { return time.Duration(w.asleep.Load()) }
+	hostclock.Suspended = func() time.Duration { return time.Duration(w.asleep.Load()) }
 	driver, link := w.Store.Link(own, c.timeout)
-	c.link, c.shares = link, driver.Traits().Shared
+	c.link = link
+	c.shares = driver.Traits().Shared
 	switch driver.(type) {
 	case backend.Waiter, backend.Waker:
 		c.waits = true
 	}
+
 	opts := &hasp.Options{
 		TTL: w.kind.shortest() + time.Duration(r.IntN(400))*time.Millisecond, Timeout: c.timeout,
 		Owner: c.name, Observe: w.book.observe(c.name),
@@ -335,7 +352,7 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	return c
 }
 
-// sleepy guards clock.Suspended, which all worlds share.
+// sleepy guards hostclock.Suspended, which all worlds share.
 var sleepy sync.Mutex
 
 // close closes a Client and reports a Close that takes too long.

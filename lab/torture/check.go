@@ -11,55 +11,53 @@ import (
 	"github.com/hasplock/hasp/internal/clock"
 )
 
-// found counts events in the history that break no promise.
+// violation is a promise that was broken.
+type violation struct {
+	promise string
+	at      int64
+	what    string
+}
+
+func (v violation) String() string { return fmt.Sprintf("- **%s**: %s", v.promise, v.what) }
+
+// found is what a check found in the history: broken promises, and counts of events that break none.
 type found struct {
-	Holds, Fenced int
-	Shared        int // holds with WithShared
-	Slots         int // holds of a slot
-	Void          int // leases that had ended before Lock returned
-	Killed        int // holds whose process was killed
-	Lost          int // holders that learned that the lease was lost
-	Overlaps      int // how often two callers held a key together after locks were lost; the fence separates the two
-	Refused       int // uses of the resource with an old fence
+	Holds int
+	Void  int // leases that had ended before Lock returned
+	// how often two callers held a key together after locks were lost; the fence separates the two
+	Overlaps int
+	Refused  int // uses of the resource with an old fence
+
+	of    *record
+	wrong []violation
+}
+
+// fail notes a violation.
+func (f *found) fail(promise string, at int64, format string, args ...any) {
+	f.wrong = append(f.wrong, violation{promise, at, fmt.Sprintf(format, args...)})
 }
 
 // check searches the history for broken promises.
-func (n *nemesis) check() (f found) {
-	n.rec.mu.Lock()
-	defer n.rec.mu.Unlock()
-	for _, t := range n.rec.turns {
+func (r *record) check() *found {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f := &found{of: r, Holds: len(r.turns), Refused: r.refused}
+	byKey := map[int][]*lockCall{}
+	for _, t := range r.turns {
 		if t.end == 0 { // the run stood still
 			t.end = t.expires
 		}
-	}
-	f.Holds, f.Refused = len(n.rec.turns), n.rec.refused
-	byKey := map[int][]*lockCall{}
-	for _, t := range n.rec.turns {
 		byKey[t.key] = append(byKey[t.key], t)
-		f.Fenced += one(t.fenced)
-		f.Shared += one(t.shared)
-		f.Slots += one(t.key >= slotted)
-		// checkOrder checks that each slot has one holder at a time. So it remains to check that
-		// no slot has too large a number: then the key has no more holders than slots.
-		if t.key >= slotted+slots {
-			n.fail("slots", t.got, fmt.Sprintf("%s got slot %d of %d", t.proc, t.key-slotted, slots))
-		}
-		f.Killed += one(t.killed)
-		f.Lost += one(t.lost != 0)
 		f.Void += one(t.void())
-		n.checkLoss(t)
+		f.checkLoss(t)
 	}
-	n.checkGrowth()
+
 	for _, key := range slices.Sorted(maps.Keys(byKey)) {
-		all := byKey[key]
-		slices.SortFunc(all, inTime)
-		f.Overlaps += n.checkOrder(all)
+		f.checkOrder(byKey[key])
 	}
+	f.checkGrowth()
 	return f
 }
-
-// inTime compares two turns by the times of their grants.
-func inTime(a, b *lockCall) int { return cmp.Compare(a.got, b.got) }
 
 func one(b bool) int {
 	if b {
@@ -75,139 +73,117 @@ func within(spans [][2]int64, from, to int64) bool {
 
 // checkLoss reports a lease that was lost before its end, and a use that the resource refused
 // although the caller held the key.
-func (n *nemesis) checkLoss(t *lockCall) {
-	lost := within(n.losses, t.asked, max(t.end, t.lost))
-	if t.lost != 0 && t.lost < t.expires && !lost && !within(n.thinned, t.asked, t.lost) {
-		how := "the lease"
-		if t.lost == t.freed {
-			how = "Unlock"
-		}
-		n.fail("kept until its end", t.lost, fmt.Sprintf("%s learned from %s that its lease of %s was lost %v before its end, %v after the call of Lock and %v after its return",
-			t.proc, how, title(t.key), time.Duration(t.expires-t.lost), time.Duration(t.lost-t.asked), time.Duration(t.lost-t.got)))
+func (f *found) checkLoss(t *lockCall) {
+	if within(f.of.losses, t.asked, max(t.end, t.lost)) {
+		return
 	}
-	if t.mistaken != 0 && t.mistaken < t.end && !lost {
-		n.fail("fence", t.mistaken, fmt.Sprintf("%s held %s, and the resource had seen a fence larger than its %d", t.proc, title(t.key), t.fence))
+	early := t.lost != 0 && t.lost < t.expires
+	if early && !within(f.of.thinned, t.asked, t.lost) {
+		f.fail("kept until its end", t.lost,
+			"%s learned (from Unlock: %v) that its lease of key %d was lost %v before its end, %v after the call of Lock and %v after its return",
+			t.client, t.lost == t.freed, t.key, time.Duration(t.expires-t.lost),
+			time.Duration(t.lost-t.asked), time.Duration(t.lost-t.got))
+	}
+
+	if t.mistaken != 0 && t.mistaken < t.end {
+		f.fail("fence", t.mistaken,
+			"%s held key %d, and the resource had seen a fence larger than its %d", t.client, t.key,
+			t.fence)
 	}
 }
 
-// latest contains the hold with the latest end, and the hold with the largest fence.
-type latest struct{ end, fence *lockCall }
-
-func (l *latest) add(t *lockCall) {
-	if l.end == nil || t.end > l.end.end {
-		l.end = t
-	}
-	if t.fenced && (l.fence == nil || t.fence > l.fence.fence) {
-		l.fence = t
-	}
-}
-
-// checkOrder checks the holds of a key in the order in which they begin. No hold may overlap an
-// exclusive hold, and fences must grow. If locks may have been lost, overlaps are only counted. The
-// fence of a void lease is checked, but such a lease excludes no other hold.
-func (n *nemesis) checkOrder(all []*lockCall) (overlaps int) {
-	var any, alone latest              // the variable any covers all earlier holds, and the variable alone covers the exclusive ones
+// checkOrder checks the holds of a key in the order in which they begin. No two holds may overlap,
+// and fences must grow. If locks may have been lost, overlaps are only counted. The fence of a void
+// lease is checked, but such a lease excludes no other hold.
+func (f *found) checkOrder(all []*lockCall) {
+	slices.SortFunc(all, func(a, b *lockCall) int { return cmp.Compare(a.got, b.got) })
+	// of the earlier holds that are not void: the one with the latest end, and the one with the
+	// largest fence
+	var last, high *lockCall
 	top := make([]*lockCall, len(all)) // for each hold, the hold with the largest fence so far
 	drawn := map[uint64]*lockCall{}
 	for i, t := range all {
-		excluded := any
-		if t.shared {
-			excluded = alone
-		}
-		if last := excluded.end; last != nil && !t.void() && t.got < last.end {
+		losses := f.of.losses
+		if last != nil && !t.void() && t.got < last.end {
 			// The store may have forgotten the older hold. It may also have forgotten the newer
 			// hold, because a grant may reach its caller after another caller received the key.
-			if within(n.losses, min(last.asked, t.asked), t.got) {
-				overlaps++
+			if within(losses, min(last.asked, t.asked), t.got) {
+				f.Overlaps++
 			} else {
-				n.fail("one at a time", t.got, fmt.Sprintf("%s: %s got it (shared: %v), and %s held it (shared: %v) until %v later",
-					title(t.key), t.proc, t.shared, last.proc, last.shared, time.Duration(min(last.end, t.end)-t.got)))
+				f.fail("one at a time", t.got, "key %d: %s got it, and %s held it until %v later",
+					t.key, t.client, last.client, time.Duration(min(last.end, t.end)-t.got))
 			}
 		}
 
 		// A hold that was granted before t was asked for must have a smaller fence than t.
-		if before, _ := slices.BinarySearchFunc(all[:i], t.asked, (*lockCall).begin); before > 0 {
-			n.checkFence(t, top[before-1])
+		before, _ := slices.BinarySearchFunc(all[:i], t.asked,
+			func(t *lockCall, at int64) int { return cmp.Compare(t.got, at) })
+		if before > 0 {
+			f.checkFence(t, top[before-1])
 		}
-		// If one of two callers asked before the other got the key, the store may have granted the
-		// holds in either order, unless these exclude each other. The order is also open if a grant
-		// reached its caller after the store had forgotten this grant and had granted another.
-		if last := excluded.fence; last != nil && t.asked <= last.got && !t.void() && t.got >= last.end && !within(n.losses, t.asked, t.got) {
-			n.checkFence(t, last)
+		// A hold that t excludes must have a smaller fence as well, unless its grant or that of t
+		// reached the caller after the store had forgotten it and had granted another.
+		excludes := high != nil && !t.void() && t.got >= high.end
+		if excludes && t.asked <= high.got && !within(losses, t.asked, t.got) {
+			f.checkFence(t, high)
 		}
-		if twin := drawn[t.fence]; twin != nil && t.asked <= twin.got && !n.losing {
-			n.checkFence(t, twin)
+		if twin := drawn[t.fence]; twin != nil && t.asked <= twin.got && !f.of.losing {
+			f.checkFence(t, twin)
 		}
 
-		if top[i] = t; i > 0 && top[i-1].fence > t.fence {
+		top[i] = t
+		if i > 0 && top[i-1].fence > t.fence {
 			top[i] = top[i-1]
 		}
 		drawn[t.fence] = t
-		if !t.void() {
-			any.add(t)
-			if !t.shared {
-				alone.add(t)
-			}
+		if t.void() {
+			continue
+		}
+		if last == nil || t.end > last.end {
+			last = t
+		}
+		if t.fenced && (high == nil || t.fence > high.fence) {
+			high = t
 		}
 	}
-	return overlaps
 }
 
-// begin compares the beginning of a hold with a time.
-func (t *lockCall) begin(at int64) int { return cmp.Compare(t.got, at) }
-
 // checkFence reports the fence of t if it is not larger than the fence of last.
-func (n *nemesis) checkFence(t, last *lockCall) {
+func (f *found) checkFence(t, last *lockCall) {
 	if t.fenced && t.fence <= last.fence {
-		n.fail("fence", t.got, fmt.Sprintf("%s: fence %d of %s (shared: %v) after %d of %s (shared: %v)",
-			title(t.key), t.fence, t.proc, t.shared, last.fence, last.proc, last.shared))
+		f.fail("fence", t.got, "key %d: fence %d of %s after %d of %s", t.key, t.fence, t.client,
+			last.fence, last.client)
 	}
 }
 
-// spared is the seat whose process is never killed. checkGrowth checks this process.
-const spared = 0
+// growth says by how much what a process uses may grow: bytes, goroutines and descriptors. A
+// connection needs 10 KiB. go-redis keeps references to as many closed connections as were ever
+// idle at the same time, and the connections of the largest burst, up to ten for each CPU and
+// server. Slow links make bursts larger.
+var growth = use{4 << 20, 20, 10 + 40*runtime.GOMAXPROCS(0)}
 
 // enough is the least number of samples that checkGrowth needs. One sample is taken each second.
 const enough = 40
 
-// heapSlack is by how many bytes the heap may grow. A connection needs 10 KiB. go-redis keeps
-// references to as many closed connections as were ever idle at the same time.
-const heapSlack = 4 << 20
-
-// poolSlack returns how many descriptors a client may gain. go-redis keeps the connections of the
-// largest burst, up to ten for each CPU and server. Slow links make bursts larger.
-func (s *store) poolSlack() float64 {
-	return 10 + 10*float64(runtime.GOMAXPROCS(0)*max(len(s.addrs), 1))
-}
-
 // checkGrowth compares two quarters of the run. It reports a violation if the process that is never
 // killed used more in the last quarter than 1.25 times its use in the second, plus a slack.
-func (r *run) checkGrowth() {
-	all := r.rec.uses
+func (f *found) checkGrowth() {
+	all := f.of.uses
 	if len(all) < enough {
 		return
 	}
 	quarter := len(all) / 4
-	for _, f := range []struct {
-		name  string
-		slack float64
-		of    func(use) float64
-	}{
-		{"bytes on the heap", heapSlack, func(u use) float64 { return float64(u.Heap) }},
-		{"goroutines", 20, func(u use) float64 { return float64(u.Goroutines) }},
-		{"descriptors", r.store.poolSlack(), func(u use) float64 { return float64(u.Files) }},
-	} {
-		median := func(part []use) float64 {
-			var of []float64
-			for _, u := range part {
-				of = append(of, f.of(u))
-			}
-			slices.Sort(of)
-			return of[len(of)/2]
+	for i, slack := range growth {
+		var before, after int
+		for j := range quarter {
+			before += all[quarter+j][i]
+			after += all[3*quarter+j][i]
 		}
-		before, after := median(all[quarter:2*quarter]), median(all[3*quarter:])
-		if after > 1.25*before+f.slack {
-			r.fail("steady", clock.Now(), fmt.Sprintf("client %d.0 had %.0f %s in the second quarter of the run and %.0f in the last", spared, before, f.name, after))
+		if after > before*5/4+slack*quarter {
+			f.fail("steady", clock.Now(),
+				"%s used %d %s in the second quarter of the run and %d in the last",
+				spared, before/quarter, []string{"bytes", "goroutines", "descriptors"}[i],
+				after/quarter)
 		}
 	}
 }

@@ -5,14 +5,13 @@
 //	go run ./torture -check FILE
 //
 // Processes of clients lock a key, use a resource that refuses an old fence, and unlock the key.
-// Meanwhile processes are killed and stopped, connections cut and stalled, replies lost, requests
-// delivered late, and servers stopped, restarted and filled up. Then torture checks the history:
+// Meanwhile processes are killed and stopped, connections are cut, stalled or die in silence, pools
+// run out, and servers are stopped, restarted and filled up. Then torture checks the history:
 //
-//   - No two callers hold a key at the same time, unless both hold it shared. A caller holds a key
-//     from the return of Lock to the call of Unlock or the end of the lease.
-//   - Each slot has one holder at a time, and no caller locks a slot that the key does not have.
+//   - No two callers hold a key at the same time. A caller holds a key from the return of Lock to the
+//     call of Unlock or the end of the lease.
 //   - No lease is lost before its end, and fences grow.
-//   - After a fault, the keys that it affects are granted again. At the end no waiter is left.
+//   - After a fault, the keys are granted again. At the end no waiter is left.
 //   - Nothing is left: no keys, queue entries or subscriptions on the servers, and
 //     no goroutines or descriptors in the clients.
 //   - No client uses more and more memory, goroutines or descriptors.
@@ -60,29 +59,38 @@ const term = 300 * time.Millisecond
 
 // strategies are the strategies whose locks several processes can share. The first three use one
 // Redis.
-var strategies = []string{"spinlock", "pubsublock", "fairlock", redlock, filelock, "pglock", "etcdlock"}
+var strategies = []string{"spinlock", "pubsublock", "fairlock", redlock, filelock, "pglock",
+	"etcdlock"}
 
 func main() {
 	if role, _ := crew.Role(); role != "" {
 		work(crew.Parent())
 	}
 
-	o := options{patience: patience}
-	list := flag.String("strategy", "", "comma-separated `names` of strategies; if empty, all that can use the store")
+	o := options{patience: patience, only: regexp.MustCompile("")}
+	list := flag.String("strategy", "",
+		"comma-separated `names` of strategies; if empty, all that can use the store")
 	parallel := flag.Int("parallel", 1, "how many runs to make at a time")
-	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1, "decides which faults happen; by default a new one")
-	flag.DurationVar(&o.time, "time", time.Minute, "length for each strategy; faults that take locks away last a third of it in addition")
-	flag.StringVar(&o.place, "on", onServer, "`store` of strategies on one Redis: redis, sentinel or cluster")
-	flag.IntVar(&o.nodes, "nodes", leastNodes, "how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
-	flag.Func("faults", "regular expression of the `names` of faults", func(text string) (err error) {
-		o.only, err = regexp.Compile(text)
-		return err
-	})
-	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release, wake-up, slots or reply")
+	flag.Uint64Var(&o.seed, "seed", rand.Uint64N(1_000_000)+1,
+		"decides which faults happen; by default a new one")
+	flag.DurationVar(&o.time, "time", time.Minute,
+		"length for each strategy; faults that take locks away last a third of it in addition")
+	flag.StringVar(&o.place, "on", onServer,
+		"`store` of strategies on one Redis: redis, sentinel or cluster")
+	flag.IntVar(&o.nodes, "nodes", leastNodes,
+		"how many servers redlock has; 1, 2 and 4 set allow_unsafe_nodes")
+	flag.Func("faults", "regular expression of the `names` of faults",
+		func(text string) (err error) {
+			o.only, err = regexp.Compile(text)
+			return err
+		})
+
+	flag.StringVar(&o.plant, "plant", "", "plant a `bug`: release or wake-up")
 	flag.Func("history", "write all reports of the clients to a `file`, as lines of JSON for -check", func(path string) (err error) {
 		o.history, err = os.Create(path)
 		return err
 	})
+
 	again := flag.String("check", "", "check a `file` of -history again, and do nothing else")
 	page := flag.String("results", "", "write a table of the runs to a `file`, and name the commit")
 	flag.Parse()
@@ -91,35 +99,46 @@ func main() {
 	}
 	if *again != "" {
 		file, err := os.Open(*again)
-		kept := false
+		sound := false
 		if err == nil {
-			kept, err = replay(file, os.Stdout)
+			sound, err = replay(file, os.Stdout)
 		}
-		exit(one(!kept), err)
+		exit(one(!sound), err)
 	}
-	names := strings.FieldsFunc(*list, func(r rune) bool { return r == ',' })
-	if len(names) == 0 && o.place == onServer {
-		names = strategies
-	} else if len(names) == 0 {
-		names = strategies[:3]
+
+	all := strategies
+	if o.place != onServer {
+		all = all[:3]
+	}
+	if *list != "" {
+		all = strings.Split(*list, ",")
 	}
 	logging.Disable() // go-redis logs servers that are down
 
-	kept, runs, err := o.carryOut(names, *parallel)
+	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	runs, err := o.carryOut(interrupted, all, *parallel)
+	faults := 0
+	broken := 0
+	for _, r := range runs {
+		faults += r.count
+		broken += len(r.wrong)
+	}
+
 	if err == nil && *page != "" {
-		err = o.writeResults(*page, names, runs)
+		err = o.writeResults(*page, all, runs)
 	}
 	switch {
-	case errors.Is(err, errInterrupted):
-		fmt.Fprintln(os.Stderr, "torture:", err)
+	case interrupted.Err() != nil:
 		exit(130, nil) // the status by which a shell reports the end by SIGINT
-	case err == nil && kept && o.plant != "":
+	case err == nil && faults == 0:
+		err = errors.New("no fault was injected: the strategy has none of that name, or the time was too short")
+	case err == nil && broken == 0 && o.plant != "":
 		fmt.Println("the planted bug was not found")
 		exit(1, nil)
-	case !kept:
-		exit(1, err)
 	}
-	exit(0, err)
+
+	exit(one(broken > 0), err)
 }
 
 // exit ends the program. The status after an error is 2.
@@ -131,55 +150,43 @@ func exit(status int, err error) {
 	os.Exit(status)
 }
 
-// errInterrupted means that a signal ended the runs early.
-var errInterrupted = errors.New("interrupted")
-
 // carryOut does two runs of each strategy: one without faults that take locks away, and one with
-// such faults. It returns the runs under their names. At most the given number of runs go on at the same time. Each verdict is printed
-// when its run has ended.
-func (o options) carryOut(names []string, parallel int) (kept bool, results map[string]*nemesis, err error) {
-	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	runs, ctx := errgroup.WithContext(interrupted) // after an error the other runs end early
-	runs.SetLimit(max(parallel, 1))
+// such faults. It returns the runs under their names. At most the given number of runs go on at the
+// same time. Each verdict is printed when its run has ended.
+func (o options) carryOut(
+	ctx context.Context, names []string, parallel int,
+) (map[string]*run, error) {
+	all, ctx := errgroup.WithContext(ctx) // after an error the other runs end early
+	all.SetLimit(max(parallel, 1))
 	fmt.Printf("%s, %d CPUs, seed %d\n", runtime.Version(), runtime.NumCPU(), o.seed)
 
-	var mu sync.Mutex // guards all variables below
-	kept, results = true, map[string]*nemesis{}
-	injected := 0
-	single := func(o options) error {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		var out strings.Builder
-		n, err := do(ctx, o, &out)
-		mu.Lock()
-		defer mu.Unlock()
-		fmt.Print(out.String())
-		if n != nil {
-			injected += n.count
-			kept = kept && len(n.wrong) == 0
-			results[o.name()] = n
-		}
-		if err != nil {
-			err = fmt.Errorf("%s, seed %d: %w", o.strategy, o.seed, err)
-		}
-		return err
-	}
+	var mu sync.Mutex // guards runs
+	runs := map[string]*run{}
 	for _, name := range names {
 		for _, losing := range []bool{false, true} {
 			o := o
-			o.strategy, o.term, o.losing = name, cmp.Or(terms[name], term), losing
-			runs.Go(func() error { return single(o) })
+			o.strategy = name
+			o.term = cmp.Or(terms[name], term)
+			o.losing = losing
+			all.Go(func() error {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				var out strings.Builder
+				r, err := o.do(ctx, &out)
+				if err != nil {
+					return fmt.Errorf("%s, seed %d: %w", o.name(), o.seed, err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				fmt.Print(out.String())
+				if r != nil {
+					runs[o.name()] = r
+				}
+				return nil
+			})
 		}
 	}
 
-	err = runs.Wait()
-	switch {
-	case interrupted.Err() != nil:
-		err = errInterrupted
-	case injected == 0 && err == nil:
-		err = errors.New("no fault was injected: the strategy has none of that name, or the time was too short")
-	}
-	return kept, results, err
+	return runs, all.Wait()
 }

@@ -3,57 +3,24 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
 
-// oneTooMany is the bug "slots": the callers ask for one slot too many. It is no bug of a driver.
-const oneTooMany = "slots"
-
 // plant puts a bug into a driver. A run with this driver shows whether the harness finds the bug.
-func plant(bug string, d backend.Driver) (backend.Driver, error) {
-	b := buggy{Driver: d, bug: bug}
-	switch bug {
-	case "", oneTooMany:
-		return d, nil
-	case "release", "wake-up", "reply":
-		return b, nil
+func plant(bug string, d backend.Driver) backend.Driver {
+	if bug == "" {
+		return d
 	}
-	return nil, fmt.Errorf("unknown bug %q", bug)
+	return buggy{d, bug}
 }
 
 // buggy is a driver with a bug.
 type buggy struct {
 	backend.Driver
 	bug string
-}
-
-// Acquire counts the term from the reply if the bug is "reply".
-func (b buggy) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	began := time.Now()
-	g, err := b.Driver.Acquire(ctx, c)
-	return b.late(g, c, began), err
-}
-
-func (b buggy) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	began := time.Now()
-	b.Driver.Renew(ctx, cs, func(i int, g backend.Grant, err error) { done(i, b.late(g, cs[i], began), err) })
-}
-
-// late returns the grant g. If the bug is "reply", it counts the term of g from the reply, although
-// the request was sent earlier, at the time began.
-func (b buggy) late(g backend.Grant, c backend.Claim, began time.Time) backend.Grant {
-	if b.bug != "reply" {
-		return g
-	}
-	if g.Until.IsZero() {
-		g.Until = began.Add(c.TTL - backend.Drift(c.TTL))
-	}
-	g.Until = g.Until.Add(time.Since(began))
-	return g
 }
 
 // Release frees the key of any holder if the bug is "release".

@@ -2,7 +2,9 @@ package main
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -11,13 +13,12 @@ import (
 	"github.com/hasplock/hasp/internal/clock"
 )
 
-// lockCall is one call of Lock and what followed it. Times are from clock.Now, and 0 until they are
+// lockCall is one call of Lock and what followed it. Times are of clock.Now, and 0 until they are
 // known.
 type lockCall struct {
-	proc    *proc
-	key     int // if the key is slotted, the grant adds the slot's number to this field
+	client  string // the name of the process
+	key     int
 	fenced  bool
-	shared  bool // its uses of the resource are reads
 	fence   uint64
 	asked   int64
 	got     int64 // when Lock returned a lease
@@ -41,106 +42,124 @@ func (t *lockCall) void() bool { return t.end <= t.got }
 
 // turnID names a turn of a process.
 type turnID struct {
-	proc *proc
-	id   int64
+	client string
+	id     int64
 }
 
 // record is the history of a run. It is also the resource that the locks protect.
 type record struct {
-	of      options
+	run    string    // options.name
+	losing bool      // faults take locks away
+	out    io.Writer // receives all reports as lines of JSON; may be nil
+
 	mu      sync.Mutex           // guards all fields below
 	open    map[turnID]*lockCall // turns that have not ended
 	turns   []*lockCall          // turns that were granted, in the order of the reports
 	highest map[int]uint64       // for each key, the largest fence that the resource has seen
-	written map[int]uint64       // for each key, the largest fence of a write
 	uses    []use                // the samples of the process that is never killed, one a second
 	refused int                  // uses of the resource with an old fence
+	losses  [][2]int64           // when the store may have lost locks
+	// when a minority may have lost locks; then a lease may end early, but no other caller gets the
+	// key
+	thinned [][2]int64
+	left    map[string]string // what is left in each process that has closed its Client
 }
 
-func newRecord(of options) *record {
-	return &record{of: of, open: map[turnID]*lockCall{}, highest: map[int]uint64{}, written: map[int]uint64{}}
+func newRecord(run string, losing bool, out io.Writer) *record {
+	return &record{
+		run: run, losing: losing, out: out,
+		open: map[turnID]*lockCall{}, highest: map[int]uint64{}, left: map[string]string{},
+	}
 }
 
-// take records a report. It returns true if the resource refused the use that was reported.
-func (r *record) take(p *proc, e report) (refused bool) {
+// entry is a line of a history.
+type entry struct {
+	Run    string
+	Client string `json:",omitempty"`
+	report
+}
+
+// take records a report of a client, or of the harness. Each line of the history is one write, so
+// lines of two runs do not mix.
+func (r *record) take(client string, e report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if e.What == touch && e.T == 0 {
 		e.T = clock.Now()
 	}
-	r.of.write(p.String(), e)
+	if r.out != nil {
+		_ = json.NewEncoder(r.out).Encode(entry{r.run, client, e})
+	}
 
-	id := turnID{p, e.ID}
+	id := turnID{client, e.ID}
 	t := r.open[id]
 	switch {
-	case e.What == used && p.seat == spared:
-		r.uses = append(r.uses, *e.Use)
+	case e.What == lossy:
+		r.losses = append(r.losses, [2]int64{e.T, e.End})
+	case e.What == thinned:
+		r.thinned = append(r.thinned, [2]int64{e.T, e.End})
+	case e.What == closed:
+		r.left[client] = e.Left
+	case e.What == used && client == spared:
+		r.uses = append(r.uses, e.Use)
+	case e.What == died:
+		r.dieLocked(client, e.T)
 	case e.What == asks:
-		r.open[id] = &lockCall{proc: p, key: e.Key, asked: e.T, fenced: e.Fenced, shared: e.Shared}
-	case t == nil:
-	case e.What == touch:
-		refused = r.touchLocked(t, e.T)
-	default:
+		r.open[id] = &lockCall{client: client, key: e.Key, asked: e.T, fenced: e.Fenced}
+	case t != nil:
 		r.noteLocked(t, e)
 	}
-	if t != nil && e.Expires != 0 {
-		t.expires = e.Expires
-	}
-	if e.What == failed || e.What == freed {
+
+	if e.What == refuse || e.What == freed {
 		delete(r.open, id)
 	}
-	return refused
-}
-
-// touchLocked uses the resource, and reports whether the resource refused this use. A read may have
-// a smaller fence than an earlier read, but not a smaller fence than an earlier write.
-func (r *record) touchLocked(t *lockCall, at int64) (refused bool) {
-	least := r.highest[t.key]
-	if t.shared {
-		least = r.written[t.key]
-	}
-	if t.fenced && t.fence < least {
-		t.mistaken = at
-		r.refused++
-		return true
-	}
-	r.highest[t.key] = max(r.highest[t.key], t.fence)
-	if !t.shared {
-		r.written[t.key] = max(r.written[t.key], t.fence)
-	}
-	return false
 }
 
 // noteLocked notes in a turn what a report says about the turn's Lock or lease.
 func (r *record) noteLocked(t *lockCall, e report) {
 	switch e.What {
 	case got:
-		t.got, t.fence, t.plan = e.T, e.Fence, e.Plan
-		t.key += e.Slot
+		t.got = e.T
+		t.fence = e.Fence
+		t.plan = e.Plan
 		r.turns = append(r.turns, t)
+	case touch:
+		r.touchLocked(t, e.T)
 	case ended:
 		t.end = e.End
 	case freed:
 		t.freed = e.T
 	}
+
 	if e.Lost && t.lost == 0 {
 		t.lost = e.T
 	}
+	if e.Expires != 0 {
+		t.expires = e.Expires
+	}
 }
 
-// died ends the turns of a process that was killed.
-func (r *record) died(p *proc, at int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.of.write(p.String(), report{What: died, T: at})
+// touchLocked uses the resource, which refuses a use with an old fence.
+func (r *record) touchLocked(t *lockCall, at int64) {
+	if t.fenced && t.fence < r.highest[t.key] {
+		t.mistaken = at
+		r.refused++
+		return
+	}
+	r.highest[t.key] = max(r.highest[t.key], t.fence)
+}
+
+// dieLocked ends the turns of a process that was killed.
+func (r *record) dieLocked(client string, at int64) {
 	for id, t := range r.open {
-		if id.proc == p {
-			if t.holding() {
-				t.end = min(at, t.expires)
-			}
-			t.killed = true
-			delete(r.open, id)
+		if id.client != client {
+			continue
 		}
+		if t.holding() {
+			t.end = min(at, t.expires)
+		}
+		t.killed = true
+		delete(r.open, id)
 	}
 }
 
@@ -158,38 +177,63 @@ func (r *record) seen() (holders, waiters []lockCall) {
 			waiters = append(waiters, *t)
 		}
 	}
+
 	slices.SortFunc(holders, func(a, b lockCall) int { return cmp.Compare(b.plan, a.plan) })
 	slices.SortFunc(waiters, func(a, b lockCall) int { return cmp.Compare(a.asked, b.asked) })
 	return holders, waiters
 }
 
-// unfinished names the callers that hold a key, and counts the callers that wait.
-func (r *record) unfinished() string {
+// over reports whether a client has closed its Client.
+func (r *record) over(client string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var holding []string
-	waiting := 0
-	for _, t := range r.open {
-		waiting += one(t.waiting())
-		if t.holding() {
-			holding = append(holding, fmt.Sprintf("%s holds %s", t.proc, title(t.key)))
-		}
-	}
-	return fmt.Sprintf("%d wait, %s", waiting, cmp.Or(strings.Join(holding, ", "), "none holds one"))
+	_, ok := r.left[client]
+	return ok
 }
 
-// after returns the time at which a key was first granted after the time since, or 0. A negative
-// key means any key, and a negative seat means any client.
-func (r *record) after(key, seat int, since int64) (first int64) {
+// after returns the time at which a key was first granted to a client after the time since, or 0.
+// A negative key means any key, and an empty name means any client.
+func (r *record) after(key int, client string, since int64) (first int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range slices.Backward(r.turns) {
-		if t.got < since-int64(10*time.Second) { // a process that was stopped reports its grants late
+		// a process that was stopped reports its grants late
+		if t.got < since-int64(10*time.Second) {
 			break
 		}
-		if t.got > since && (key < 0 || t.key == key) && (seat < 0 || t.proc.seat == seat) && (first == 0 || t.got < first) {
+		other := key >= 0 && t.key != key || client != "" && t.client != client
+		if !other && t.got > since && (first == 0 || t.got < first) {
 			first = t.got
 		}
 	}
+
 	return first
+}
+
+// losingRun ends the name of a run with faults that take locks away.
+const losingRun = ", losing"
+
+// replay checks a history again. It omits the promises about progress and leftovers.
+func replay(history io.Reader, out io.Writer) (sound bool, err error) {
+	runs := map[string]*record{}
+	for lines := json.NewDecoder(history); lines.More(); {
+		var e entry
+		if err := lines.Decode(&e); err != nil {
+			return false, err
+		}
+		if runs[e.Run] == nil {
+			runs[e.Run] = newRecord(e.Run, strings.HasSuffix(e.Run, losingRun), nil)
+		}
+		runs[e.Run].take(e.Client, e.report)
+	}
+
+	sound = len(runs) > 0
+	for name, r := range runs {
+		f := r.check()
+		fmt.Fprintf(out, "%s: %d holds, %d times two callers at once, broken promises: %d\n%v\n",
+			name, f.Holds, f.Overlaps, len(f.wrong), f.wrong)
+		sound = sound && len(f.wrong) == 0
+	}
+
+	return sound, nil
 }

@@ -8,10 +8,11 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/clock"
+	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -20,7 +21,7 @@ type options struct {
 	place    string         // the store of a strategy on one Redis
 	nodes    int            // servers of redlock
 	losing   bool           // use the faults that take locks away
-	only     *regexp.Regexp // matches the names of the faults to inject; nil matches all
+	only     *regexp.Regexp // matches the names of the faults to inject
 	seed     uint64
 	time     time.Duration // the -time flag
 	plant    string        // a bug, or empty
@@ -29,184 +30,287 @@ type options struct {
 	history  io.Writer     // receives all reports of clients; may be nil
 }
 
+// name returns the strategy, followed by losingRun if the faults take locks away.
+func (o options) name() string { return o.strategy + strings.Repeat(losingRun, one(o.losing)) }
+
 const (
 	seats   = 4   // client processes
 	callers = 3   // callers in each process
 	keys    = 2   // keys that all callers contend for
 	cold    = 200 // more keys; sometimes a caller locks all these keys
-	slots   = 2   // slots of one more key that all callers contend for
 )
 
-// slotted is the number of the key with slots, after all other keys. A turn that has slot i
-// counts as a turn of key slotted+i, because each slot is exclusive and has its own fences.
-const slotted = keys + cold
-
-const slottedName = "torture-slots"
-
-// contended reports whether all callers contend for a key.
-func contended(key int) bool { return key < keys || key >= slotted }
-
-// title returns the name of a key or a slot for messages.
-func title(key int) string {
-	switch {
-	case key >= slotted:
-		return fmt.Sprint("slot ", key-slotted)
-	case key < 0:
-		return "any key"
+// names has the names of all keys. The index is the key's number.
+var names = func() (all []string) {
+	for k := range keys + cold {
+		all = append(all, fmt.Sprintf("torture-%03d", k))
 	}
-	return fmt.Sprint("key ", key)
-}
+	return all
+}()
 
-// run is one store with its clients under faults. Check ends the run if the harness fails.
+// patience is how long torture waits for steps that must happen on any machine, however slow.
+const patience = 3 * time.Minute
+
+// run is one store with its clients under faults, which the seed chooses. Check ends the run if the
+// harness fails.
 type run struct {
 	options
 	*redistest.Lab // ends the servers and the processes
 
 	store  *store
 	rec    *record
-	names  []string // the names of all keys without slots; the index is the key's number
 	seats  []*seat
-	faults []*fault
+	faults catalog
 	wrong  []violation
+	found  *found // what the check found in the history
+
+	rand  *rand.Rand
+	count int           // the number of injected faults
+	lasts time.Duration // length of the current fault
+	at    int64         // when the current fault was injected
 }
 
 var errStill = errors.New("the run stood still")
 
-// fail notes a violation.
-func (r *run) fail(promise string, at int64, text string) {
-	r.wrong = append(r.wrong, violation{promise, at, text})
+// fail notes a violation that is not in the history.
+func (r *run) fail(promise string, at int64, format string, args ...any) {
+	r.wrong = append(r.wrong, violation{promise, at, fmt.Sprintf(format, args...)})
 }
 
-// do carries out a run and prints its verdict. It returns a nil nemesis if there is no fault to
-// inject. It returns an error only if the harness failed.
-func do(ctx context.Context, o options, out io.Writer) (n *nemesis, err error) {
-	l := &redistest.Lab{} // ends the servers and the processes
-	defer l.Close()
-	err = l.Do(func() error { n = o.run(ctx, l, out); return nil })
-	return n, err
-}
-
-// run carries out the run. If a Check of l fails, the run ends early.
-func (o options) run(ctx context.Context, l *redistest.Lab, out io.Writer) *nemesis {
-	r := &run{options: o, Lab: l, rec: newRecord(o)}
-	for k := range keys + cold {
-		r.names = append(r.names, fmt.Sprintf("torture-%03d", k))
-	}
-	stored := append(slices.Clone(r.names), slottedName+"#queue")
-	for i := range slots + 1 { // the bug "slots" adds one
-		stored = append(stored, fmt.Sprint(slottedName, "#", i))
-	}
-	r.store = o.openStore(l, stored)
-	var all catalog
-	r.store.faults(&all, o.losing)
-	for _, f := range all {
-		if o.only == nil || o.only.MatchString(f.name) {
-			r.faults = append(r.faults, f)
+// do carries out a run and prints its verdict. It returns nil if there is no fault to inject. It
+// returns an error only if the harness failed.
+func (o options) do(ctx context.Context, out io.Writer) (r *run, err error) {
+	r = &run{options: o, Lab: &redistest.Lab{}, rec: newRecord(o.name(), o.losing, o.history)}
+	defer r.Close()
+	err = r.Do(func() error {
+		r.store = o.openStore(r.Lab)
+		r.store.faults(&r.faults, o.losing)
+		r.faults = slices.DeleteFunc(r.faults,
+			func(f *fault) bool { return !o.only.MatchString(f.name) })
+		if len(r.faults) == 0 {
+			return nil
 		}
-	}
-	if len(r.faults) == 0 {
+		err := r.Do(func() error { r.torture(ctx); return nil })
+		if !errors.Is(err, errStill) {
+			r.Check(err)
+		}
+		r.found = r.rec.check()
+		r.wrong = append(r.wrong, r.found.wrong...)
+		r.verdict(out)
 		return nil
-	}
+	})
 
+	if len(r.faults) == 0 {
+		return nil, err
+	}
+	return r, err
+}
+
+// torture injects faults until the time of the run has passed, or until ctx ends. Each strike has
+// its own generator of random numbers. So if a strike finds no victim, the rest of the plan does not
+// change.
+func (r *run) torture(ctx context.Context) {
 	for i := range seats {
 		s := &seat{run: r, n: i}
 		r.seats = append(r.seats, s)
 		s.fill()
-		l.Cleanup(func() { s.proc.kill() })
-	}
-	r.seated()
-
-	n := &nemesis{run: r, rand: rand.New(rand.NewPCG(o.seed, 0)), busy: map[int]bool{}}
-	began := clock.Now()
-	err := r.Do(func() error {
-		lasts := o.time
-		if o.losing {
-			lasts /= 3
-		}
-		n.torture(ctx, time.Now().Add(lasts))
-		n.everyone()
-		r.drain()
-		return nil
-	})
-	if !errors.Is(err, errStill) {
-		r.Check(err)
-	}
-	lasted := time.Duration(clock.Now() - began)
-	n.verdict(out, n.check(), lasted)
-	return n
-}
-
-// seated waits until all processes are at work.
-func (r *run) seated() {
-	for _, s := range r.seats {
-		if s.proc.fresh {
-			s.await(began)
-			s.proc.fresh = false
-		}
-	}
-}
-
-// drain lets all callers end, closes the clients, and checks what is left.
-func (r *run) drain() {
-	for _, s := range r.seats {
-		s.proc.send(order{Op: "drain"})
-	}
-	var holders, waiters []lockCall
-	over := repeatUntil(r.patience, 5*time.Millisecond, func() bool {
-		holders, waiters = r.rec.seen()
-		return len(holders)+len(waiters) == 0
-	})
-	if !over {
-		for _, w := range waiters {
-			r.fail("stood still", w.asked, fmt.Sprintf("%s has waited for %s for %v; holders: %d", w.proc, title(w.key), time.Duration(clock.Now()-w.asked), len(holders)))
-		}
-		r.Check(errStill)
+		r.Cleanup(s.kill)
 	}
 
-	for _, s := range r.seats {
-		s.await(idle)
-	}
-	r.close()
-	r.sweep()
-}
+	r.everyone(ctx)
 
-// close closes the clients, and checks what they leave in their processes.
-func (r *run) close() {
-	for _, s := range r.seats {
-		s.proc.send(order{Op: "close"})
+	lasts := r.time
+	if r.losing {
+		lasts /= 3
 	}
-	for _, s := range r.seats {
-		c := s.await(closed)
-		if c.Err != "" {
-			r.fail("leftovers", c.T, fmt.Sprintf("%s: close: %s", s.proc, c.Err))
-		}
-		for what, n := range map[string][2]int{"goroutines": c.Goroutines, "descriptors": c.Files} {
-			if n[1] > n[0] {
-				r.fail("leftovers", c.T, fmt.Sprintf("%s: %d %s before, %d after", s.proc, n[0], what, n[1]))
+	plan := rand.New(rand.NewPCG(r.seed, 0))
+	strikes := uint64(0)
+	for end := time.Now().Add(lasts); time.Now().Before(end); {
+		for _, i := range plan.Perm(len(r.faults)) {
+			strikes++
+			r.rand = rand.New(rand.NewPCG(r.seed, strikes))
+			if time.Now().Before(end) {
+				r.strike(ctx, r.faults[i])
 			}
 		}
 	}
+
+	r.everyone(ctx)
+	r.drain(ctx)
 }
 
-// sweep waits until nothing is left in the store. The records of killed processes stay until they
-// expire.
-func (r *run) sweep() {
-	var left []string
-	err := r.Do(func() error {
-		repeatUntil(patience, 20*time.Millisecond, func() bool {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			defer cancel()
-			left = r.store.left(ctx)
-			return len(left) == 0
-		})
-		return nil
-	})
-	if errors.Is(err, hasp.ErrLost) { // store.left held this lease, after all clients had closed
-		r.fail("kept until its end", clock.Now(), err.Error())
+// everyone waits until each client has got a key.
+func (r *run) everyone(ctx context.Context) {
+	now := clock.Now()
+	for _, s := range r.seats {
+		r.await(ctx, -1, s.String(), now)
+	}
+}
+
+// strike injects a fault, heals it, and waits until each contended key is granted again. If the
+// fault had a victim whose process lives, this client must get one as well.
+func (r *run) strike(ctx context.Context, f *fault) {
+	r.lasts = r.span(f.least, f.most)
+	time.Sleep(time.Duration(20+r.rand.IntN(130)) * time.Millisecond)
+	r.at = clock.Now()
+	in := f.inject(r)
+	if in == nil {
 		return
 	}
-	r.Check(err)
-	for _, text := range left {
-		r.fail("leftovers", clock.Now(), text)
+	f.at = append(f.at, r.at)
+	r.count++
+	time.Sleep(r.lasts)
+	if in.heal != nil {
+		in.heal()
 	}
+
+	healed := clock.Now()
+	if r.losing {
+		r.rec.take("", report{What: lossy, T: r.at, End: healed})
+	}
+	if f.thins {
+		r.rec.take("", report{What: thinned, T: r.at, End: healed})
+	}
+	since := healed
+	if in.from {
+		since = r.at
+	}
+	last := since
+	if in.client != "" {
+		last = r.await(ctx, -1, in.client, since)
+	}
+	for k := range keys {
+		last = max(last, r.await(ctx, k, "", since))
+	}
+	f.recovery = append(f.recovery, time.Duration(last-since))
+}
+
+func (r *run) span(least, most float64) time.Duration {
+	return time.Duration((least + r.rand.Float64()*(most-least)) * float64(r.term))
+}
+
+// await waits until a key is granted to a client after the time since, and returns the time of the
+// grant. If key is negative or client is empty, it may be any.
+func (r *run) await(ctx context.Context, key int, client string, since int64) (at int64) {
+	granted := repeatUntil(r.patience, 2*time.Millisecond, func() bool {
+		r.Check(ctx.Err())
+		at = r.rec.after(key, client, since)
+		return at != 0
+	})
+
+	if !granted {
+		r.still("no grant of key %d (-1: any) to %q for %v", key, client, r.patience)
+	}
+	return at
+}
+
+// still ends the run because there is no progress.
+func (r *run) still(format string, args ...any) {
+	holders, waiters := r.rec.seen()
+	args = append(args, len(holders), len(waiters))
+	r.fail("stood still", clock.Now(), format+"; %d hold a key, %d wait", args...)
+	r.Check(errStill)
+}
+
+// drain lets all callers end and close their Clients, and checks what is left in their processes
+// and in the store. The records of killed processes stay in the store until they expire.
+func (r *run) drain(ctx context.Context) {
+	for _, s := range r.seats {
+		_ = s.Send(order{Op: "drain"})
+	}
+	for _, s := range r.seats {
+		over := repeatUntil(2*r.patience, 5*time.Millisecond,
+			func() bool { return r.rec.over(s.String()) })
+		if !over {
+			r.still("%s does not end", s)
+		}
+	}
+
+	for client, text := range r.rec.left {
+		if text != "" {
+			r.fail("leftovers", clock.Now(), "%s: %s", client, text)
+		}
+	}
+
+	var left []string
+	repeatUntil(patience, 20*time.Millisecond, func() bool {
+		left = r.store.left(ctx)
+		return len(left) == 0
+	})
+
+	for _, text := range left {
+		r.fail("leftovers", clock.Now(), "%s", text)
+	}
+}
+
+// repeatUntil calls the function done, with pauses, until it returns true or the time limit has
+// passed. It reports whether done returned true.
+func repeatUntil(limit, pause time.Duration, done func() bool) bool {
+	for end := time.Now().Add(limit); !done(); time.Sleep(pause) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+// seat is a place for a client process. When this process is killed, a new one takes the place.
+type seat struct {
+	run *run
+	n   int
+	gen int // how many processes the seat has had
+
+	*crew.Process
+	done chan struct{} // closed when the process has ended and its reports are recorded
+}
+
+// spared is the client that is never killed, so that its growth can be checked.
+const spared = "client 0.1"
+
+func (s *seat) String() string { return fmt.Sprintf("client %d.%d", s.n, s.gen) }
+
+// fill starts a process. Its reports are recorded until it has ended, and each use of the resource
+// is answered.
+func (s *seat) fill() {
+	r := s.run
+	child, err := crew.Start("client")
+	r.Check(err)
+	done := make(chan struct{})
+	s.Process = child
+	s.done = done
+	s.gen++
+	name := s.String()
+	go func() {
+		defer close(done)
+		defer child.Wait()
+		for {
+			var e report
+			if child.Receive(&e) != nil {
+				return
+			}
+			r.rec.take(name, e)
+			if e.What == touch {
+				_ = child.Send(order{Op: "touched"}) // fails if the process was killed
+			}
+		}
+	}()
+
+	o := order{Op: "start", URL: r.store.urls[s.n], Owner: name, Term: r.term, Bare: 0.3,
+		Plant: r.plant,
+		Seed:  r.seed + uint64(s.n)<<32 + uint64(s.gen)}
+	if r.losing {
+		o.Bare = 0 // when the store loses locks, only the fence protects the resource
+	}
+	if s.n%2 == 1 && newDrivers[r.strategy] != nil && r.place == onServer {
+		o.Passed = r.store.ways[s.n]
+	}
+	_ = child.Send(o)
+}
+
+// kill ends the process as SIGKILL does, and returns when all its reports are recorded.
+func (s *seat) kill() {
+	at := clock.Now()
+	_ = s.Kill()
+	<-s.done
+	s.run.rec.take(s.String(), report{What: died, T: at})
 }

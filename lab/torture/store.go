@@ -5,30 +5,29 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // store contains the servers that store the locks, and the clients' links to these servers.
 type store struct {
-	*redistest.Lab                       // ends the servers
-	what           string                // a description
-	urls           []string              // the URL for the client of each seat
-	names          []string              // the names of the keys in the store
-	addrs          []string              // the addresses of the servers
-	links          [][]*faultproxy.Proxy // for each seat, the links of its client to the servers; nil without links
+	*redistest.Lab            // ends the servers
+	what           string     // a description
+	urls           []string   // the URL for the client of each seat
+	ways           [][]string // for each seat, the addresses in its URL
+	addrs          []string   // the addresses of the servers
+	// for each seat, the links of its client to the servers; nil without links
+	links [][]*faultproxy.Proxy
 
-	left   func(context.Context) []string  // lists what clients have not removed; its context ends after the time patience
-	faults func(all *catalog, losing bool) // adds the faults that take locks away if losing is true, and otherwise the other faults
-	ready  func() error                    // waits, after each fault, until all servers work; may be nil
+	left func(context.Context) []string // lists what clients have not removed
+	// adds the faults that take locks away if losing is true, and otherwise the other faults
+	faults func(all *catalog, losing bool)
 
 	// For Redis:
 	servers  []*redistest.Server
@@ -41,9 +40,6 @@ type store struct {
 const leastNodes = 3
 
 const redlock, filelock = "redlock", "filelock"
-
-// maxTerm is redlock's max_ttl.
-const maxTerm = 2 * time.Second
 
 // A strategy on one Redis stores its locks in one of these places.
 const (
@@ -59,8 +55,8 @@ var terms = map[string]time.Duration{
 }
 
 // openStore starts the servers of a strategy and the links of the clients.
-func (o *options) openStore(l *redistest.Lab, keys []string) *store {
-	s := &store{Lab: l, names: keys}
+func (o *options) openStore(l *redistest.Lab) *store {
+	s := &store{Lab: l}
 	switch {
 	case o.strategy == "pglock":
 		s.openPostgres()
@@ -75,6 +71,7 @@ func (o *options) openStore(l *redistest.Lab, keys []string) *store {
 	default:
 		s.openSet(o.strategy, o.place)
 	}
+
 	return s
 }
 
@@ -82,9 +79,10 @@ func (s *store) openFiles() {
 	dir, err := os.MkdirTemp("", "torture-")
 	s.Check(err)
 	s.Cleanup(func() { os.RemoveAll(dir) })
-	dir = filepath.Join(dir, "locks")
-	s.what, s.urls = "files", slices.Repeat([]string{"filelock://" + dir}, seats)
-	s.left = func(ctx context.Context) []string { return s.filesLeft(ctx, dir) }
+	s.what = "files"
+	s.urls = slices.Repeat([]string{"filelock://" + dir}, seats)
+	// a killed holder's file stays until a caller locks the key
+	s.left = func(context.Context) []string { return nil }
 	s.faults = func(all *catalog, losing bool) {
 		if !losing {
 			all.processes()
@@ -100,11 +98,12 @@ func (s *store) openServers(strategy string, n int) {
 	for range n {
 		s.add(redistest.Start(s.Lab, &redistest.Options{Own: true, Real: true, Keep: true}))
 	}
-	s.left, s.faults = s.keysLeft, func(all *catalog, losing bool) { all.servers(n, losing) }
+	s.left = s.keysLeft
+	s.faults = func(all *catalog, losing bool) { all.servers(n, losing) }
 	s.openWays(func(addrs []string) string {
 		url := strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
 		if strategy == redlock {
-			url += "?max_ttl=" + maxTerm.String()
+			url += "?max_ttl=2s"
 			if n < leastNodes || n%2 == 0 {
 				url += "&allow_unsafe_nodes=true"
 			}
@@ -115,7 +114,9 @@ func (s *store) openServers(strategy string, n int) {
 
 // add adds a Redis to the servers.
 func (s *store) add(srv *redistest.Server) {
-	s.servers, s.admin, s.addrs = append(s.servers, srv), append(s.admin, srv.Client()), append(s.addrs, srv.Addr)
+	s.servers = append(s.servers, srv)
+	s.admin = append(s.admin, srv.Client())
+	s.addrs = append(s.addrs, srv.Addr)
 }
 
 // openSet starts servers that form one Redis. Clients reach these servers without proxies.
@@ -127,26 +128,35 @@ func (s *store) openSet(strategy, place string) {
 	case onSentinel:
 		s.what = "a master with Sentinel"
 		s.sentinel = redistest.StartSentinel(s.Lab, o)
-		set, url = s.sentinel.Servers, s.sentinel.URL()
+		set = s.sentinel.Servers
+		url = s.sentinel.URL()
 	case onCluster:
 		s.what = "a cluster"
 		s.cluster = redistest.StartCluster(s.Lab, o)
-		set, url = s.cluster.Servers, s.cluster.URL()
+		set = s.cluster.Servers
+		url = s.cluster.URL()
 	default:
 		s.Fatalf("there is no store %q", place)
 	}
 
 	for i, srv := range set {
 		s.add(srv)
-		if s.cluster != nil {
-			// Only the faults may promote a replica. The timeout is short, because masters vote
-			// again only after two timeouts.
-			s.Check(s.admin[i].ConfigSet(context.Background(), "cluster-replica-no-failover", "yes").Err())
-			s.Check(s.admin[i].ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
+		if s.cluster == nil {
+			continue
+		}
+		// Only the faults may promote a replica. The timeout is short, because masters vote again
+		// only after two timeouts.
+		for _, setting := range []string{"cluster-replica-no-failover yes",
+			"cluster-node-timeout 3000"} {
+			name, value, _ := strings.Cut(setting, " ")
+			s.Check(s.admin[i].ConfigSet(context.Background(), name, value).Err())
 		}
 	}
+
 	s.urls = slices.Repeat([]string{strategy + "+" + url}, seats)
-	s.left, s.faults = s.keysLeft, func(all *catalog, losing bool) { all.set(s, losing) }
+	s.ways = slices.Repeat([][]string{s.addrs}, seats)
+	s.left = s.keysLeft
+	s.faults = func(all *catalog, losing bool) { all.set(s, losing) }
 }
 
 // openWays opens the links of the clients. Each client has its own proxy for each server. The
@@ -154,14 +164,17 @@ func (s *store) openSet(strategy, place string) {
 func (s *store) openWays(url func(addrs []string) string) {
 	for range seats {
 		var links []*faultproxy.Proxy
-		var addrs []string
+		var way []string
 		for _, addr := range s.addrs {
 			p, err := faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", addr) })
 			s.Check(err)
 			s.Cleanup(p.Close)
-			links, addrs = append(links, p), append(addrs, p.Addr())
+			links = append(links, p)
+			way = append(way, p.Addr())
 		}
-		s.urls, s.links = append(s.urls, url(addrs)), append(s.links, links)
+		s.links = append(s.links, links)
+		s.ways = append(s.ways, way)
+		s.urls = append(s.urls, url(way))
 	}
 }
 
@@ -184,23 +197,6 @@ func (s *store) keysLeft(ctx context.Context) (all []string) {
 			}
 		}
 	}
-	return all
-}
 
-// filesLeft lists the files of keys. The file of a killed holder stays until a caller locks the
-// key. So filesLeft first locks and unlocks all keys once.
-func (s *store) filesLeft(ctx context.Context, dir string) (all []string) {
-	c, err := hasp.Open(ctx, s.urls[0], nil)
-	s.Check(err)
-	defer c.Close()
-	leases, err := hasp.LockAll(ctx, c, s.names)
-	s.Check(err)
-	s.Check(leases.Unlock(ctx))
-
-	names, err := filepath.Glob(filepath.Join(dir, "key-*.lock"))
-	s.Check(err)
-	for _, name := range names {
-		all = append(all, "file "+filepath.Base(name))
-	}
 	return all
 }

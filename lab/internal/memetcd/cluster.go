@@ -43,16 +43,19 @@ type Cluster struct {
 // New starts an etcd with n members. The random numbers decide what etcd leaves open: how late a
 // term ends, how long an election takes, and what becomes of a call that is cut off.
 func New(n int, r *rand.Rand) *Cluster {
-	c := &Cluster{over: make(chan struct{}), r: r, state: newState(), term: 2, changed: make(chan struct{})}
+	c := &Cluster{over: make(chan struct{}), r: r, state: newState(), term: 2,
+		changed: make(chan struct{})}
 	for i := range n {
 		ln := bufconn.Listen(1 << 16)
-		m := &Member{c: c, id: uint64(i) + 1, up: true, server: grpc.NewServer(), proxy: faultproxy.New(ln.Dial)}
+		m := &Member{c: c, id: uint64(i) + 1, up: true, server: grpc.NewServer(),
+			proxy: faultproxy.New(ln.Dial)}
 		c.Members = append(c.Members, m)
 		pb.RegisterKVServer(m.server, kv{m: m})
 		pb.RegisterLeaseServer(m.server, leases{m: m})
 		pb.RegisterWatchServer(m.server, watches{m: m})
 		c.wg.Go(func() { _ = m.server.Serve(ln) })
 	}
+
 	c.leader = c.Members[r.IntN(n)]
 	c.wg.Go(c.expire)
 	return c
@@ -191,7 +194,8 @@ func (c *Cluster) leadLocked(m *Member) {
 // MoveLeader passes the leadership to another member, if another member can lead.
 func (c *Cluster) MoveLeader() {
 	c.do(func() {
-		others := slices.DeleteFunc(c.workingLocked(), func(m *Member) bool { return m == c.leader })
+		others := slices.DeleteFunc(c.workingLocked(),
+			func(m *Member) bool { return m == c.leader })
 		if c.quorumLocked() && len(others) > 0 {
 			c.leadLocked(others[c.r.IntN(len(others))])
 		}
@@ -208,7 +212,8 @@ func (c *Cluster) Skip(d time.Duration) {
 			l.end = l.end.Add(-d)
 		}
 		if c.quorumLocked() {
-			c.state.expire(time.Now().Add(-tick)) // during the skipped time, etcd would have revoked leases that ended a tick ago
+			// during the skipped time, etcd would have revoked leases that ended a tick ago
+			c.state.expire(time.Now().Add(-tick))
 		}
 	})
 }
@@ -230,6 +235,7 @@ func (c *Cluster) Leases() (all []int64) {
 			all = append(all, id)
 		}
 	}
+
 	slices.Sort(all)
 	return all
 }

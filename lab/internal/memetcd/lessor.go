@@ -57,6 +57,7 @@ func (s *state) revoke(id int64) (*pb.LeaseRevokeResponse, error) {
 		s.unknown[id] = true
 		return nil, rpctypes.ErrGRPCLeaseNotFound
 	}
+
 	var gone []*mvccpb.KeyValue
 	for _, key := range slices.Sorted(maps.Keys(l.keys)) {
 		gone = append(gone, s.kvs[key])
@@ -79,6 +80,7 @@ func (s *state) expire(now time.Time) (any bool) {
 		_, _ = s.revoke(l.id)
 		any = true
 	}
+
 	return any
 }
 
@@ -93,7 +95,8 @@ func (s *state) timeToLive(r *pb.LeaseTimeToLiveRequest) *pb.LeaseTimeToLiveResp
 	checkFields(r, &pb.LeaseTimeToLiveRequest{ID: r.ID})
 	res := &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: -1}
 	if l := s.leases[r.ID]; l != nil {
-		res.TTL, res.GrantedTTL = int64(time.Until(l.end).Seconds()), l.ttl
+		res.TTL = int64(time.Until(l.end).Seconds())
+		res.GrantedTTL = l.ttl
 	}
 	return res
 }

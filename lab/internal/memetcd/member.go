@@ -63,7 +63,8 @@ func (m *Member) Thaw() {
 func (m *Member) Isolate() {
 	m.set(func() {
 		if !m.isolated {
-			m.isolated, m.stale = true, m.c.state.rev
+			m.isolated = true
+			m.stale = m.c.state.rev
 		}
 	})
 }
@@ -110,7 +111,8 @@ const (
 // up.
 func (m *Member) arrive(ctx context.Context) (f fate, stubborn bool, err error) {
 	m.c.mu.Lock()
-	pause, lives := m.c.upToLocked(latency), m.lives
+	pause := m.c.upToLocked(latency)
+	lives := m.lives
 	stubborn = m.c.r.IntN(2) == 0
 	if m.c.r.Float64() < m.bad {
 		f = lost + fate(m.c.r.IntN(3))
@@ -132,7 +134,8 @@ func (m *Member) arrive(ctx context.Context) (f fate, stubborn bool, err error) 
 // half of the cases lose returns only after the sender has given up.
 func (m *Member) lose(ctx context.Context) error {
 	m.c.mu.Lock()
-	n, pause := m.c.r.IntN(4), m.c.upToLocked(time.Second)
+	n := m.c.r.IntN(4)
+	pause := m.c.upToLocked(time.Second)
 	m.c.mu.Unlock()
 	switch n {
 	case 0:
@@ -141,11 +144,13 @@ func (m *Member) lose(ctx context.Context) error {
 	case 1:
 		return rpctypes.ErrGRPCTimeout
 	}
+
 	select {
 	case <-ctx.Done():
 	case <-m.c.over:
 	case <-time.After(patience):
 	}
+
 	return rpctypes.ErrGRPCTimeout
 }
 
@@ -164,7 +169,9 @@ func (m *Member) quorum(ctx context.Context, stubborn bool) error {
 }
 
 // answer carries out a request that needs a majority. All members learn of a change immediately.
-func answer[T interface{ GetHeader() *pb.ResponseHeader }](ctx context.Context, m *Member, f func(*state) (T, error)) (res T, err error) {
+func answer[T interface{ GetHeader() *pb.ResponseHeader }](
+	ctx context.Context, m *Member, f func(*state) (T, error),
+) (res T, err error) {
 	fate, stubborn, err := m.arrive(ctx)
 	if err != nil {
 		return res, err
@@ -176,6 +183,7 @@ func answer[T interface{ GetHeader() *pb.ResponseHeader }](ctx context.Context, 
 		m.c.sleep(m.c.upTo(3 * time.Second))
 		stubborn = true
 	}
+
 	if err := m.quorum(ctx, stubborn); err != nil {
 		return res, err
 	}
@@ -191,12 +199,15 @@ func answer[T interface{ GetHeader() *pb.ResponseHeader }](ctx context.Context, 
 		var none T
 		return none, m.lose(ctx)
 	}
+
 	return res, err
 }
 
 // signLocked fills in all fields of a header except the revision.
 func (m *Member) signLocked(h *pb.ResponseHeader) {
-	h.ClusterId, h.MemberId, h.RaftTerm = 1, m.id, m.c.term
+	h.ClusterId = 1
+	h.MemberId = m.id
+	h.RaftTerm = m.c.term
 }
 
 type kv struct {
@@ -217,7 +228,9 @@ type leases struct {
 	m *Member
 }
 
-func (s leases) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
+func (s leases) LeaseGrant(
+	ctx context.Context, r *pb.LeaseGrantRequest,
+) (*pb.LeaseGrantResponse, error) {
 	return answer(ctx, s.m, func(st *state) (*pb.LeaseGrantResponse, error) {
 		if st.full {
 			return nil, rpctypes.ErrGRPCNoSpace
@@ -226,12 +239,20 @@ func (s leases) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.Le
 	})
 }
 
-func (s leases) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.LeaseRevokeResponse, error) { return st.revoke(r.ID) })
+func (s leases) LeaseRevoke(
+	ctx context.Context, r *pb.LeaseRevokeRequest,
+) (*pb.LeaseRevokeResponse, error) {
+	return answer(ctx, s.m, func(st *state) (*pb.LeaseRevokeResponse, error) {
+		return st.revoke(r.ID)
+	})
 }
 
-func (s leases) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.LeaseTimeToLiveResponse, error) { return st.timeToLive(r), nil })
+func (s leases) LeaseTimeToLive(
+	ctx context.Context, r *pb.LeaseTimeToLiveRequest,
+) (*pb.LeaseTimeToLiveResponse, error) {
+	return answer(ctx, s.m, func(st *state) (*pb.LeaseTimeToLiveResponse, error) {
+		return st.timeToLive(r), nil
+	})
 }
 
 // LeaseKeepAlive answers the requests of a stream one after another.
@@ -266,11 +287,14 @@ func (s leases) renew(ctx context.Context, id int64) (*pb.LeaseKeepAliveResponse
 		}
 		return res, nil
 	}
-	for began := time.Now(); time.Since(began) < patience && ctx.Err() == nil; s.m.c.sleep(50 * time.Millisecond) {
+
+	began := time.Now()
+	for ; time.Since(began) < patience && ctx.Err() == nil; s.m.c.sleep(50 * time.Millisecond) {
 		if res, err := answer(ctx, s.m, renewed); !errors.Is(err, errExpired) {
 			return res, err
 		}
 	}
+
 	return nil, rpctypes.ErrGRPCTimeout
 }
 

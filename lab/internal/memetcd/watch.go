@@ -64,7 +64,8 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 	case *pb.WatchRequest_CancelRequest:
 		if id := r.CancelRequest.WatchId; ws.watchers[id] != nil {
 			delete(ws.watchers, id)
-			ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: id, Canceled: true})
+			ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: id,
+				Canceled: true})
 		}
 	default:
 		panic(fmt.Sprintf("memetcd does not imitate %v", r))
@@ -73,7 +74,8 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 
 // createLocked adds a watch of deletions from the requested revision on, or else of new deletions.
 func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
-	checkFields(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd, StartRevision: r.StartRevision, WatchId: r.WatchId,
+	checkFields(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd,
+		StartRevision: r.StartRevision, WatchId: r.WatchId,
 		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
 	from := r.StartRevision
 	if from == 0 {
@@ -84,6 +86,7 @@ func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
 		ws.last++
 		id = ws.last
 	}
+
 	ws.watchers[id] = &watcher{id, span{r.Key, r.RangeEnd}, from}
 	ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: id, Created: true})
 }
@@ -116,7 +119,8 @@ func (ws *watchStream) report(ctx context.Context) {
 
 // collectLocked returns the responses to send now.
 func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
-	all, ws.out = ws.out, nil
+	all = ws.out
+	ws.out = nil
 	if len(all) == 0 { // confirm a watch before reporting its events
 		at := ws.m.appliedLocked()
 		for _, w := range ws.watchers {
@@ -124,6 +128,7 @@ func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
 			w.from = max(w.from, at+1)
 		}
 	}
+
 	for _, r := range all {
 		ws.m.signLocked(r.Header)
 	}
@@ -146,5 +151,6 @@ func (w *watcher) news(s *state, at int64) (all []*pb.WatchResponse) {
 		last := all[len(all)-1]
 		last.Events = append(last.Events, e)
 	}
+
 	return all
 }
