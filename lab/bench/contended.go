@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // hold is a visit in which the caller got the key.
@@ -38,9 +38,9 @@ func (s contest) measure(ctx context.Context, b *bench, c contestant) (figures, 
 	reports, err := b.compete(orders, func() (err error) {
 		time.Sleep(min(max(s.length/4, 2*arrival), warmup) + time.Duration(s.waiters)*queueing)
 		w.server, err = b.meter.spending(ctx, c, func() error {
-			w.from = hostclock.Now()
+			w.from = clock.Now()
 			time.Sleep(s.length)
-			w.to = hostclock.Now()
+			w.to = clock.Now()
 			return nil
 		})
 		return err

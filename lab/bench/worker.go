@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/crew"
-	"github.com/hasplock/hasp/internal/hostclock"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -41,7 +41,7 @@ type report struct {
 	First   string    // the error of one such call
 }
 
-// visit contains the times of a caller's turn at the key, in nanoseconds of hostclock: when it asked
+// visit contains the times of a caller's turn at the key, in nanoseconds of clock.Now: when it asked
 // for the key, when it received the key, and when it was about to release the key. If the caller
 // still waited at the end, Got and Freed are 0.
 type visit struct{ Asked, Got, Freed int64 }
@@ -191,21 +191,21 @@ const arrival = 20 * time.Millisecond
 func take(ctx context.Context, l locker, o order, visits *[]visit) (refused int, first string) {
 	time.Sleep(rand.N(arrival))
 	for ctx.Err() == nil {
-		t := visit{Asked: hostclock.Now()}
+		t := visit{Asked: clock.Now()}
 		h, err := l.lock(ctx, o.Key)
 		if err == nil {
-			t.Got = hostclock.Now()
+			t.Got = clock.Now()
 			if o.Hold > 0 {
 				time.Sleep(o.Hold)
 			}
-			t.Freed = hostclock.Now()
+			t.Freed = clock.Now()
 			err = h.Unlock(context.WithoutCancel(ctx))
 			time.Sleep(o.Think/2 + rand.N(o.Think+1))
 		}
 		if t.Got != 0 || ctx.Err() != nil {
 			*visits = append(*visits, t)
 		}
-		took := time.Duration(hostclock.Now() - t.Asked)
+		took := time.Duration(clock.Now() - t.Asked)
 		if err != nil && ctx.Err() == nil && !excused(err, took, term) {
 			refused++
 			first = cmp.Or(first, err.Error())
