@@ -16,7 +16,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/hostclock"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // KeyCount is the number of keys that most callers choose from.
@@ -330,11 +330,11 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	c := &client{w: w, name: fmt.Sprintf("client%d", w.clients), timeout: timeout}
 	own := rand.New(rand.NewPCG(w.seed, 1<<33+uint64(w.clients)))
 
-	// A driver or a Client stores the value that hostclock.Suspended has at its creation. Worlds of
+	// A driver or a Client stores the value that clock.Suspended has at its creation. Worlds of
 	// other seeds set this variable too.
 	sleepy.Lock()
 	defer sleepy.Unlock()
-	hostclock.Suspended = func() time.Duration { return time.Duration(w.asleep.Load()) }
+	clock.Suspended = func() time.Duration { return time.Duration(w.asleep.Load()) }
 	driver, link := w.Store.Link(own, c.timeout)
 	c.link = link
 	c.shares = driver.Traits().Shared
@@ -352,7 +352,7 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	return c
 }
 
-// sleepy guards hostclock.Suspended, which all worlds share.
+// sleepy guards clock.Suspended, which all worlds share.
 var sleepy sync.Mutex
 
 // close closes a Client and reports a Close that takes too long.

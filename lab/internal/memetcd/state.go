@@ -25,7 +25,8 @@ type state struct {
 }
 
 func newState() *state {
-	return &state{rev: 1, kvs: map[string]*mvccpb.KeyValue{}, leases: map[int64]*lease{}, unknown: map[int64]bool{}}
+	return &state{rev: 1, kvs: map[string]*mvccpb.KeyValue{}, leases: map[int64]*lease{},
+		unknown: map[int64]bool{}}
 }
 
 // checkFields panics if r has a field that memetcd does not imitate. The argument known is a copy
@@ -65,11 +66,14 @@ func (s *state) deletionsSince(rev int64) []*mvccpb.Event {
 }
 
 func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
-	known := &pb.RangeRequest{Key: r.Key, RangeEnd: r.RangeEnd, Limit: r.Limit, MaxCreateRevision: r.MaxCreateRevision}
+	known := &pb.RangeRequest{Key: r.Key, RangeEnd: r.RangeEnd, Limit: r.Limit,
+		MaxCreateRevision: r.MaxCreateRevision}
 	sorted := r.SortTarget == pb.RangeRequest_CREATE
 	if sorted {
-		known.SortTarget, known.SortOrder = pb.RangeRequest_CREATE, r.SortOrder
+		known.SortTarget = pb.RangeRequest_CREATE
+		known.SortOrder = r.SortOrder
 	}
+
 	checkFields(r, known)
 
 	kvs := span{r.Key, r.RangeEnd}.entries(s.kvs)
@@ -84,15 +88,18 @@ func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
 		slices.Reverse(kvs)
 	}
 	if r.Limit > 0 && int64(len(kvs)) > r.Limit {
-		kvs, res.More = kvs[:r.Limit], true
+		kvs = kvs[:r.Limit]
+		res.More = true
 	}
+
 	res.Kvs = kvs
 	return res
 }
 
 // byAge sorts entries from the oldest to the newest. Its caller has sorted the entries by key.
 func byAge(kvs []*mvccpb.KeyValue) {
-	slices.SortStableFunc(kvs, func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) })
+	slices.SortStableFunc(kvs,
+		func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) })
 }
 
 // put stores an entry under a lease that exists.
@@ -100,11 +107,14 @@ func (s *state) put(r *pb.PutRequest) *pb.PutResponse {
 	checkFields(r, &pb.PutRequest{Key: r.Key, Value: r.Value, Lease: r.Lease})
 	l := s.leases[r.Lease]
 	s.rev++
-	kv := &mvccpb.KeyValue{Key: r.Key, Value: r.Value, Lease: r.Lease, CreateRevision: s.rev, ModRevision: s.rev, Version: 1}
+	kv := &mvccpb.KeyValue{Key: r.Key, Value: r.Value, Lease: r.Lease, CreateRevision: s.rev,
+		ModRevision: s.rev, Version: 1}
 	if old := s.kvs[string(r.Key)]; old != nil {
-		kv.CreateRevision, kv.Version = old.CreateRevision, old.Version+1
+		kv.CreateRevision = old.CreateRevision
+		kv.Version = old.Version + 1
 		s.detach(old)
 	}
+
 	if l != nil {
 		l.keys[string(kv.Key)] = true
 	}
@@ -127,7 +137,8 @@ func (s *state) drop(gone []*mvccpb.KeyValue) {
 	for _, kv := range gone {
 		s.detach(kv)
 		delete(s.kvs, string(kv.Key))
-		s.gone = append(s.gone, &mvccpb.Event{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: kv.Key, ModRevision: s.rev}})
+		s.gone = append(s.gone, &mvccpb.Event{Type: mvccpb.Event_DELETE,
+			Kv: &mvccpb.KeyValue{Key: kv.Key, ModRevision: s.rev}})
 	}
 }
 
@@ -141,7 +152,8 @@ func (s *state) remove(r *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 // passes reports whether a comparison of a transaction is true. A range without entries is
 // compared as one entry whose revisions are 0.
 func (s *state) passes(c *pb.Compare) bool {
-	known := &pb.Compare{Key: c.Key, RangeEnd: c.RangeEnd, Target: c.Target, TargetUnion: c.TargetUnion}
+	known := &pb.Compare{Key: c.Key, RangeEnd: c.RangeEnd, Target: c.Target,
+		TargetUnion: c.TargetUnion}
 	if checkFields(c, known); c.Target != pb.Compare_CREATE && c.Target != pb.Compare_MOD {
 		panic(fmt.Sprintf("memetcd does not imitate %v", c))
 	}
@@ -177,6 +189,7 @@ func (s *state) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 		}
 		branches = append(branches, s.choose(part))
 	}
+
 	for _, b := range branches {
 		if err := s.checkLease(b); err != nil {
 			return nil, err
@@ -192,11 +205,14 @@ func (s *state) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 		answers[0].Header = header(s.rev)
 		return answers[0], nil
 	}
+
 	res := &pb.TxnResponse{Header: header(s.rev), Succeeded: true}
 	for _, a := range answers {
 		a.Header = &pb.ResponseHeader{}
-		res.Responses = append(res.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseTxn{ResponseTxn: a}})
+		res.Responses = append(res.Responses,
+			&pb.ResponseOp{Response: &pb.ResponseOp_ResponseTxn{ResponseTxn: a}})
 	}
+
 	return res, nil
 }
 
@@ -207,6 +223,7 @@ func partsOf(r *pb.TxnRequest) (parts []*pb.TxnRequest) {
 			parts = append(parts, part)
 		}
 	}
+
 	if len(parts) > 0 {
 		checkFields(r, &pb.TxnRequest{Success: r.Success})
 	}
@@ -245,7 +262,9 @@ func (s *state) checkLease(b branch) error {
 func (s *state) carryOut(b branch, began int64) *pb.TxnResponse {
 	res := &pb.TxnResponse{Succeeded: b.succeeded}
 	for i, op := range b.ops {
-		get, put, remove := op.GetRequestRange(), op.GetRequestPut(), op.GetRequestDeleteRange()
+		get := op.GetRequestRange()
+		put := op.GetRequestPut()
+		remove := op.GetRequestDeleteRange()
 		if get == nil && i > 0 {
 			panic(fmt.Sprintf("memetcd does not imitate %v", op))
 		}
@@ -268,6 +287,7 @@ func (s *state) carryOut(b branch, began int64) *pb.TxnResponse {
 		s.rev = max(s.rev, now)
 		res.Responses = append(res.Responses, o)
 	}
+
 	return res
 }
 
