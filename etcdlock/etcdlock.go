@@ -22,10 +22,10 @@
 // # Cost
 //
 // A lock of a free key takes one transaction. While several are under way, further callers go
-// together in the next one, and so do their unlocks. If the driver has no fresh lease left from an earlier
-// hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one call. A
-// waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes a
-// message on streams that all renewals share. One read serves the renewals of up to 100 holds.
+// together in the next one, and so do their unlocks. If the driver has no fresh lease left from an
+// earlier hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one
+// call. A waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes
+// a message on streams that all renewals share. One read serves the renewals of up to 100 holds.
 // docs/etcdlock.md lists the cost of all calls.
 //
 // # URL

@@ -71,7 +71,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	for {
 		called := d.clock.now()
-		l, err := d.pool.take(ctx, seconds(c.TTL))
+		l, err := d.pool.take(ctx, seconds(c.TTL), called)
 		if err != nil {
 			return backend.Grant{}, err
 		}

@@ -68,24 +68,40 @@ func (l *lease) isRefused() bool {
 // age returns how much of l's term may have passed.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
-// The method old reports whether less than a third of l's term may be left.
-func (d *driver) old(l *lease) bool { return d.age(l) > l.term()*2/3 }
+// The method old reports whether less than a third of l's term may be left at the time now of the
+// driver's clock.
+func (l *lease) old(now time.Duration) bool {
+	age := now - time.Duration(l.began.Load())
+	return age > l.term()*2/3
+}
 
 // beganAt records a time of the driver's clock at which, or after which, l's term began anew.
 func (l *lease) beganAt(at time.Duration) { raise(&l.began, int64(at)) }
 
 // take returns a lease with a term of secs seconds. If the lease comes from the pool, part of the
-// term has passed.
-func (p *pool) take(ctx context.Context, secs int64) (*lease, error) {
-	p.mu.Lock()
-	ls := p.idle[secs]
-	if last := len(ls) - 1; last >= 0 && !p.d.old(ls[last]) {
-		defer p.mu.Unlock()
-		p.idle[secs] = ls[:last]
-		return ls[last], nil
+// term has passed. The argument now is the present time by the driver's clock.
+func (p *pool) take(ctx context.Context, secs int64, now time.Duration) (*lease, error) {
+	if l := p.reuse(secs, now); l != nil {
+		return l, nil
 	}
-	p.mu.Unlock()
 	return p.grant(ctx, secs)
+}
+
+// reuse returns a lease of the pool, or nil if the pool has none that is not old. It ends the old
+// leases that it finds.
+func (p *pool) reuse(secs int64, now time.Duration) *lease {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.idle[secs]) > 0 {
+		last := len(p.idle[secs]) - 1
+		l := p.idle[secs][last]
+		p.idle[secs] = p.idle[secs][:last]
+		if !l.old(now) {
+			return l
+		}
+		p.d.bury(l)
+	}
+	return nil
 }
 
 // The method grant creates a lease. The driver chooses the lease's number, so that it can revoke
@@ -107,11 +123,12 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 }
 
 // The method give puts a lease into the pool, or ends it if it must not be reused. The caller knows
-// for certain that the lease has no entry.
+// for certain that the lease has no entry. If the lease is old, take or prune ends it later, because
+// to read the clock here would cost each unlock two system calls.
 func (p *pool) give(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if l.doubtful.Load() || p.d.old(l) || p.d.isClosed() || len(p.idle[l.asked]) >= maxIdle {
+	if l.doubtful.Load() || p.d.isClosed() || len(p.idle[l.asked]) >= maxIdle {
 		p.d.bury(l)
 		return
 	}

@@ -255,7 +255,8 @@ func (w *waiter) enter(ctx context.Context) (isFirst bool, err error) {
 	within, cancel := w.bounded(ctx)
 	defer cancel()
 	if w.lease == nil {
-		l, err := w.d.pool.take(within, min(seconds(w.c.TTL), w.d.window))
+		secs := min(seconds(w.c.TTL), w.d.window)
+		l, err := w.d.pool.take(within, secs, w.d.clock.now())
 		if err != nil {
 			return false, err
 		}
