@@ -3,7 +3,6 @@ package etcdlock
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"os"
 	"slices"
@@ -36,9 +35,9 @@ const (
 // cluster contains the endpoints of the etcd and the member in use. Each member has a client of its
 // own, because one client for several members would also send calls to a member that hangs.
 type cluster struct {
-	conf  clientv3.Config             // the settings of each client, without the endpoint
-	tls   func() (*tls.Config, error) // Options.tls
-	all   []string                    // the endpoints of all members
+	conf  clientv3.Config // the settings of each client, without the endpoint
+	certs certificates    // nil if conf has the certificates
+	all   []string        // the endpoints of all members
 	clock *clock
 	beats chan struct{}   // has room for the keep-alives that may be under way
 	ctx   context.Context // ends with the driver
@@ -318,8 +317,8 @@ type member struct {
 // has fetched an auth token. Otherwise the member may not be connected yet.
 func (c *cluster) connect(endpoint string) (*member, error) {
 	conf := c.conf
-	if c.tls != nil {
-		config, err := c.tls()
+	if c.certs != nil {
+		config, err := c.certs()
 		if err != nil {
 			return nil, err
 		}

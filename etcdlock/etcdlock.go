@@ -123,10 +123,6 @@ type Options struct {
 	// process. A waiter that died or is cut off delays the waiters behind it for this long. Window
 	// is rounded up to whole seconds. The default is 5 s, the minimum 2 s.
 	Window time.Duration
-
-	// tls reads the files of certificates again, because programs live longer than certificates. It
-	// is nil if the settings of the caller have the certificates.
-	tls func() (*tls.Config, error)
 }
 
 // New returns a Client whose locks are in the etcd of conf. The Client creates etcd clients of its
@@ -140,7 +136,7 @@ func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
 	ctx, cancel := context.WithTimeout(cmp.Or(conf.Context, context.Background()), signInTime+searchTime)
 	defer cancel()
 	o = cmp.Or(o, &Options{})
-	d, err := connect(ctx, conf, o)
+	d, err := connect(ctx, conf, o, nil)
 	if err != nil {
 		return nil, fmt.Errorf("etcdlock: %w", err)
 	}
@@ -150,16 +146,20 @@ func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
 // NewDriver returns only the driver that New would use, and does not ask the etcd. It is for the
 // conformance suite, or for a wrapper that is passed to [hasp.New].
 func NewDriver(conf clientv3.Config, o *Options) (backend.Driver, error) {
-	d, err := newDriver(conf, o)
+	d, err := newDriver(conf, o, nil)
 	if err != nil {
 		return nil, fmt.Errorf("etcdlock: %w", err)
 	}
 	return d, nil
 }
 
-// connect returns a driver for an etcd that has answered.
-func connect(ctx context.Context, conf clientv3.Config, o *Options) (*driver, error) {
-	d, err := newDriver(conf, o)
+// certificates reads the files of certificates. It is called for each connection, because programs
+// live longer than certificates.
+type certificates func() (*tls.Config, error)
+
+// connect returns a driver for an etcd that has answered. If certs is nil, conf has the certificates.
+func connect(ctx context.Context, conf clientv3.Config, o *Options, certs certificates) (*driver, error) {
+	d, err := newDriver(conf, o, certs)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func connect(ctx context.Context, conf clientv3.Config, o *Options) (*driver, er
 	return d, nil
 }
 
-func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
+func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, error) {
 	if len(conf.Endpoints) == 0 {
 		return nil, invalid("conf has no endpoints")
 	}
@@ -184,7 +184,7 @@ func newDriver(conf clientv3.Config, o *Options) (*driver, error) {
 	d.pool = pool{d: d, idle: map[int64][]*lease{}}
 	conf.Context, d.cancel = context.WithCancel(context.Background())
 	d.open, d.shut = context.WithCancel(conf.Context)
-	d.cluster = &cluster{conf: settings(conf), tls: o.tls, all: conf.Endpoints, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context}
+	d.cluster = &cluster{conf: settings(conf), certs: certs, all: conf.Endpoints, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context}
 	d.cluster.spawn(d.tick)
 	return d, nil
 }

@@ -53,14 +53,12 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if conf.TLS, err = tlsConfig(conf, c.Params); err != nil {
 		return nil, err
 	}
-	if conf.TLS != nil {
-		o.tls = func() (*tls.Config, error) { return tlsConfig(conf, c.Params) }
-	}
+	certs := func() (*tls.Config, error) { return tlsConfig(conf, c.Params) }
 
 	if name := c.Params["server_name"]; name != "" {
 		conf.DialOptions = append(conf.DialOptions, grpc.WithAuthority(name)) // the name that gRPC checks
 	}
-	return connect(ctx, conf, o)
+	return connect(ctx, conf, o, certs)
 }
 
 // probe checks the version of etcd, the user, and whether the user may read. It refuses etcd's
