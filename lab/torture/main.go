@@ -5,7 +5,7 @@
 //	go run ./torture -check FILE
 //
 // Processes of clients lock a key, use a resource that refuses an old fence, and unlock the key.
-// Meanwhile processes are killed and stopped, connections are cut, stalled or die in silence, pools
+// Meanwhile processes are killed and stopped, connections are cut or stalled, pools
 // run out, and servers are stopped, restarted and filled up. Then torture checks the history:
 //
 //   - No two callers hold a key at the same time. A caller holds a key from the return of Lock to the
