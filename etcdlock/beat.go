@@ -21,11 +21,14 @@ const (
 
 // beat is a keep-alive with its answer.
 type beat struct {
-	began time.Duration // a time before the keep-alive was sent, by the driver's clock; the lease does not end before began + ttl
-	ttl   int64         // the lease's term in seconds; 0 or less if the lease has ended
-	term  uint64        // the raft term that the member knew; each leader has another raft term
-	m     *member       // the member that answered
-	err   error
+	// A time before the keep-alive was sent, by the driver's clock. The lease does not end before
+	// began + ttl.
+	began time.Duration
+
+	ttl  int64   // the lease's term in seconds; 0 or less if the lease has ended
+	term uint64  // the raft term that the member knew; each leader has another raft term
+	m    *member // the member that answered
+	err  error
 }
 
 // outcome returns nil if the keep-alive has begun the lease's term anew, and records that time. The
@@ -67,10 +70,12 @@ func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 type pipe struct {
 	m *member
 
-	mu     sync.Mutex                                                   // guards the fields below
-	stream *stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] // nil before the first keep-alive
-	asks   []*ask                                                       // the keep-alives without an answer, in the order in which they were sent
-	err    error                                                        // why the stream has ended; nil while it is open
+	mu sync.Mutex // guards the fields below
+
+	// The stream is nil before the first keep-alive.
+	stream *stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse]
+	asks   []*ask // the keep-alives without an answer, in the order in which they were sent
+	err    error  // why the stream has ended; nil while it is open
 }
 
 // ask is a keep-alive that was sent on one stream, or on both.
@@ -85,7 +90,12 @@ type ask struct {
 // beat sends a keep-alive on one of the streams. If another keep-alive blocks that stream, beat
 // sends it on the other one as well.
 func (m *member) beat(ctx context.Context, lease int64) beat {
-	a := &ask{lease: lease, began: m.cluster.clock.now(), sent: time.Now(), answer: make(chan beat, len(m.pipes))}
+	a := &ask{
+		lease:  lease,
+		began:  m.cluster.clock.now(),
+		sent:   time.Now(),
+		answer: make(chan beat, len(m.pipes)),
+	}
 	defer a.over.Store(true)
 	first, second := m.choose()
 	first.send(a)
@@ -157,7 +167,8 @@ func (p *pipe) moveTo(next *pipe) {
 	}
 	p.mu.Lock()
 	asks := p.asks
-	p.asks, p.err = nil, errNoAnswer
+	p.asks = nil
+	p.err = errNoAnswer
 	if p.stream != nil {
 		p.stream.end()
 	}

@@ -75,7 +75,8 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 
 		// If etcd has refused the auth token, the client has fetched another token by now.
 		notSent := isUnsent(err) || errors.As(err, new(*noChange))
-		if try == 0 && (notSent || is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)) {
+		isToken := is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)
+		if try == 0 && (notSent || isToken) {
 			continue
 		}
 		if err = explain(ctx, m.endpoint, err); notSent {
@@ -192,7 +193,8 @@ func (c *cluster) searchLocked() <-chan struct{} {
 	if c.search != nil {
 		return c.search
 	}
-	old, done := c.current, make(chan struct{})
+	old := c.current
+	done := make(chan struct{})
 	c.search = done
 	c.silentLocked()
 	c.wg.Go(func() {
@@ -200,13 +202,16 @@ func (c *cluster) searchLocked() <-chan struct{} {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		defer close(done)
-		c.search, c.err = nil, err
+		c.search = nil
+		c.err = err
 		if err != nil {
-			c.failed, c.rest = time.Now(), min(max(2*c.rest, minRest), maxRest)
+			c.failed = time.Now()
+			c.rest = min(max(2*c.rest, minRest), maxRest)
 			return // the member old stays in use
 		}
 
-		c.rest, c.silent = 0, time.Time{}
+		c.rest = 0
+		c.silent = time.Time{}
 		if m == old {
 			return // if the connection has failed meanwhile, the driver has given up this member
 		}
@@ -237,7 +242,8 @@ func (c *cluster) find(old *member) (*member, error) {
 
 	// Connect to every endpoint, including that of the member old, because a connection may be dead
 	// although its member lives.
-	found, failed := make(chan *member), make(chan error, len(c.all))
+	found := make(chan *member)
+	failed := make(chan error, len(c.all))
 	for _, endpoint := range c.all {
 		c.wg.Go(func() {
 			m, err := c.connect(endpoint)
@@ -331,7 +337,8 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.client, m.leases = client, pb.NewLeaseClient(client.ActiveConnection())
+	m.client = client
+	m.leases = pb.NewLeaseClient(client.ActiveConnection())
 	return m, nil
 }
 

@@ -20,7 +20,8 @@ var (
 
 	// errNoSpace says that etcd's disk quota is used up. etcd also answers so to the call that uses
 	// up the quota, which it has carried out.
-	errNoSpace = errors.New("its disk quota is used up: compact and defragment it, then run etcdctl alarm disarm")
+	errNoSpace = errors.New("its disk quota is used up: compact and defragment it, " +
+		"then run etcdctl alarm disarm")
 
 	// errDoubtful says that a keep-alive proves nothing (see beat.outcome).
 	errDoubtful = errors.New("etcd: the leader has changed, or the lease has ended, during the call")
@@ -105,10 +106,12 @@ func explain(ctx context.Context, endpoint string, err error) error {
 
 	text := rpctypes.ErrorDesc(err)
 	hint := ""
+	isTooLarge := codeOf(err) == codes.ResourceExhausted && strings.Contains(text, "larger than max")
 	switch {
 	// The message that is too large is a request, because the driver accepts answers of any size.
-	case is(err, rpctypes.ErrRequestTooLarge), codeOf(err) == codes.ResourceExhausted && strings.Contains(text, "larger than max"):
-		return fmt.Errorf("%w: the key or the owner is too long for etcd: use a shorter one, of 1,000 bytes at most", backend.ErrInvalid)
+	case is(err, rpctypes.ErrRequestTooLarge), isTooLarge:
+		return fmt.Errorf("%w: the key or the owner is too long for etcd: "+
+			"use a shorter one, of 1,000 bytes at most", backend.ErrInvalid)
 	case is(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf("etcd at %s: %s (%w)", shown(endpoint), plain(text), errNoSpace)
 	case is(err, rpctypes.ErrAuthFailed):
@@ -116,7 +119,8 @@ func explain(ctx context.Context, endpoint string, err error) error {
 	case is(err, rpctypes.ErrUserEmpty, rpctypes.ErrInvalidAuthToken, rpctypes.ErrInvalidAuthMgmt):
 		hint = "it wants a user and a password: put them into the URL, as in etcd://user:password@host:2379"
 	case is(err, rpctypes.ErrPermissionDenied):
-		hint = "grant the user's role readwrite on the prefix " + root + ": etcdctl role grant-permission ROLE readwrite --prefix " + root
+		hint = "grant the user's role readwrite on the prefix " + root +
+			": etcdctl role grant-permission ROLE readwrite --prefix " + root
 	case strings.HasPrefix(endpoint, "https:") && !strings.Contains(text, "Error while dialing"):
 		hint = "use etcd:// if it speaks no TLS; otherwise check the parameters ca, server_name, cert and key"
 	case strings.Contains(text, "error reading server preface"):

@@ -64,8 +64,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Read the files in this order: this one, entry.go, hold.go, gather.go, token.go, lease.go, wait.go, watch.go,
-// cluster.go, stream.go, beat.go. docs/etcdlock.md says why the protocol is safe.
+// Read the files in this order: this one, entry.go, hold.go, gather.go, token.go, lease.go, wait.go,
+// watch.go, cluster.go, stream.go, beat.go. docs/etcdlock.md says why the protocol is safe.
 
 // etcd counts terms in whole seconds. The shortest term is one and a half times its election
 // timeout, rounded up, which is 2 s by default. maxTTL is the longest term that etcd grants.
@@ -158,7 +158,9 @@ func NewDriver(conf clientv3.Config, o *Options) (backend.Driver, error) {
 type certificates func() (*tls.Config, error)
 
 // connect returns a driver for an etcd that has answered. If certs is nil, conf has the certificates.
-func connect(ctx context.Context, conf clientv3.Config, o *Options, certs certificates) (*driver, error) {
+func connect(
+	ctx context.Context, conf clientv3.Config, o *Options, certs certificates,
+) (*driver, error) {
 	d, err := newDriver(conf, o, certs)
 	if err != nil {
 		return nil, err
@@ -179,17 +181,31 @@ func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, e
 	if window < minTTL {
 		return nil, invalid("window %v is below %v", window, minTTL)
 	}
-	d := &driver{window: seconds(window), clock: newClock(), turns: make(chan struct{}, maxAtOnce), burials: make(chan struct{}, maxAtOnce), waiters: map[*waiter]bool{}}
+	d := &driver{
+		window:  seconds(window),
+		clock:   newClock(),
+		turns:   make(chan struct{}, maxAtOnce),
+		burials: make(chan struct{}, maxAtOnce),
+		waiters: map[*waiter]bool{},
+	}
 	d.changes.d = d
 	d.pool = pool{d: d, idle: map[int64][]*lease{}}
 	conf.Context, d.cancel = context.WithCancel(context.Background())
 	d.open, d.shut = context.WithCancel(conf.Context)
-	d.cluster = &cluster{conf: settings(conf), certs: certs, all: conf.Endpoints, clock: d.clock, beats: make(chan struct{}, maxBeats), ctx: conf.Context}
+	d.cluster = &cluster{
+		conf:  settings(conf),
+		certs: certs,
+		all:   conf.Endpoints,
+		clock: d.clock,
+		beats: make(chan struct{}, maxBeats),
+		ctx:   conf.Context,
+	}
 	d.cluster.spawn(d.tick)
 	return d, nil
 }
 
-// tick prunes the pool and the watches, and while callers wait, checks that etcd answers. It ends with the driver.
+// tick prunes the pool and the watches, and while callers wait, checks that etcd answers. It ends
+// with the driver.
 func (d *driver) tick() {
 	for d.cluster.ctx.Err() == nil {
 		d.wakeOne()
@@ -206,11 +222,17 @@ func settings(conf clientv3.Config) clientv3.Config {
 	if conf.Logger == nil && conf.LogConfig == nil {
 		conf.Logger = zap.NewNop()
 	}
-	conf.MaxUnaryRetries = 1                // the driver itself repeats the calls that are safe to repeat
-	conf.MaxCallRecvMsgSize = math.MaxInt32 // an answer about entries may exceed 4 MiB, the default of gRPC
-	conf.AutoSyncInterval = 0               // each client has one endpoint
-	conf.DialOptions = append([]grpc.DialOption{grpc.WithChainUnaryInterceptor(failFast)}, conf.DialOptions...)
-	if conf.DialTimeout = searchTime; conf.Username != "" {
+	conf.MaxUnaryRetries = 1  // the driver itself repeats the calls that are safe to repeat
+	conf.AutoSyncInterval = 0 // each client has one endpoint
+
+	// An answer about entries may exceed 4 MiB, the default of gRPC.
+	conf.MaxCallRecvMsgSize = math.MaxInt32
+
+	first := grpc.WithChainUnaryInterceptor(failFast)
+	conf.DialOptions = append([]grpc.DialOption{first}, conf.DialOptions...)
+
+	conf.DialTimeout = searchTime
+	if conf.Username != "" {
 		conf.DialTimeout = signInTime
 	}
 	return conf
@@ -218,7 +240,10 @@ func settings(conf clientv3.Config) clientv3.Config {
 
 // failFast makes a call fail at once if there is no connection. By default, a call waits for a
 // connection. If the call timed out meanwhile, the driver could not know that it was not sent.
-func failFast(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func failFast(
+	ctx context.Context, method string, req, reply any,
+	conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	return call(ctx, method, req, reply, conn, append(opts, grpc.WaitForReady(false))...)
 }
 
@@ -226,8 +251,18 @@ func failFast(ctx context.Context, method string, req, reply any, conn *grpc.Cli
 // holds, obeys KeepUntil, and cleans up after calls that fail. Terms are whole seconds, 2 or more.
 // The driver excludes all clients of the same etcd, and ends a call soon after the call's context.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Ordered: true, Fenced: true, MinHold: true, Shared: true, Cleans: true,
-		MinTTL: minTTL, TTLUnit: ttlUnit, MaxTTL: maxTTL, Reach: backend.Network, Cancellation: backend.CancelPrompt}
+	return backend.Traits{
+		Ordered:      true,
+		Fenced:       true,
+		MinHold:      true,
+		Shared:       true,
+		Cleans:       true,
+		MinTTL:       minTTL,
+		TTLUnit:      ttlUnit,
+		MaxTTL:       maxTTL,
+		Reach:        backend.Network,
+		Cancellation: backend.CancelPrompt,
+	}
 }
 
 // check returns an error if c can never be granted, Close has begun, or ctx is done.
@@ -246,7 +281,8 @@ func (d *driver) check(ctx context.Context, c backend.Claim) error {
 // checkKey returns an error if key is too long, Close has begun, or ctx is done.
 func (d *driver) checkKey(ctx context.Context, key string) error {
 	if n := len(queueOf(key)); n > maxName {
-		return fmt.Errorf("%w: the key is too long: it may have %d bytes, and this one has %d", backend.ErrInvalid, maxName, n)
+		return fmt.Errorf("%w: the key is too long: it may have %d bytes, and this one has %d",
+			backend.ErrInvalid, maxName, n)
 	}
 	if d.isClosed() {
 		return errClosed

@@ -22,8 +22,10 @@ type gather struct {
 }
 
 const (
-	maxFlights  = 4  // how many transactions are under way at once
-	maxTogether = 64 // how many changes one transaction has; etcd allows 128 operations, those of a part included
+	maxFlights = 4 // how many transactions are under way at once
+
+	// How many changes one transaction has. etcd allows 128 operations, those of a part included.
+	maxTogether = 64
 )
 
 // change is what one caller does to the queue of one key: the operations in then if all conditions

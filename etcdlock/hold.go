@@ -21,7 +21,10 @@ type hold struct {
 	entry   *mvccpb.KeyValue // the entry as this driver has written it
 	lease   *lease
 	granted time.Time
-	over    atomic.Bool // true if the hold is released, lost or maybe moved; the call that sets this flag ends or reuses the lease
+
+	// True if the hold is released, lost or maybe moved. The call that sets this flag ends or reuses
+	// the lease.
+	over atomic.Bool
 
 	mu     sync.Mutex // guards others and ended
 	others []*lease   // leases that the entry may be under, after moves of unknown outcome
@@ -85,16 +88,21 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 }
 
 // acquire makes an attempt with a lease. It returns errGone if the lease has ended.
-func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called time.Duration) (backend.Grant, error) {
+func (d *driver) acquire(
+	ctx context.Context, c backend.Claim, l *lease, called time.Duration,
+) (backend.Grant, error) {
 	// Part of the term of a pooled lease has passed. If that part is small, and the hold will be
 	// renewed, go on. Otherwise begin the term anew by a keep-alive, at the same time as the put.
 	var renewed chan beat
-	if age := called - time.Duration(l.began.Load()); age > 0 && !(c.Renewed && age < min(c.TTL/10, maxAge)) {
+	age := called - time.Duration(l.began.Load())
+	isYoung := c.Renewed && age < min(c.TTL/10, maxAge)
+	if age > 0 && !isYoung {
 		renewed = make(chan beat, 1)
 		go func() { renewed <- d.cluster.beat(ctx, l.id) }()
 	}
 
-	entry, rivals := newEntry(c, l, time.Now()), queueOf(c.Key)
+	entry := newEntry(c, l, time.Now())
+	rivals := queueOf(c.Key)
 	if c.Shared {
 		rivals += "x"
 	}
@@ -112,10 +120,12 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 			late = b.outcome(l, r)
 		}
 	}
+	isUnknown := err != nil && !unchanged(err)
+	isDoubtful := err == nil && r.Succeeded && late != nil
 	switch {
 	case isGone(err):
 		return backend.Grant{}, errGone
-	case err != nil && !unchanged(err), err == nil && r.Succeeded && late != nil:
+	case isUnknown, isDoubtful:
 		// End the lease, because it may hold the key, but perhaps not for the whole term.
 		d.bury(l)
 		return backend.Grant{}, errors.Join(err, late)
@@ -126,7 +136,8 @@ func (d *driver) acquire(ctx context.Context, c backend.Claim, l *lease, called 
 		d.pool.give(l)
 		return backend.Grant{}, refusal(r.Responses[0].GetResponseRange().Kvs)
 	}
-	entry.CreateRevision, entry.ModRevision = r.Header.Revision, r.Header.Revision
+	entry.CreateRevision = r.Header.Revision
+	entry.ModRevision = r.Header.Revision
 	return d.newHold(c, entry, l).grant(c, c.TTL), nil
 }
 
@@ -167,7 +178,8 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	for n, i := range others {
 		rest[n] = cs[i]
 	}
-	backend.RenewEach(ctx, rest, func(n int, g backend.Grant, err error) { done(others[n], g, err) }, d.renewOther)
+	answer := func(n int, g backend.Grant, err error) { done(others[n], g, err) }
+	backend.RenewEach(ctx, rest, answer, d.renewOther)
 }
 
 // renewal is a keep-alive for a hold, and the result of a read of the hold's entry.
@@ -188,7 +200,11 @@ func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal,
 	d.beatAndRead(ctx, open)
 
 	// The member may have been given up between the keep-alives and the read.
-	if slices.ContainsFunc(open, func(r *renewal) bool { return r.beat.err == nil && r.err == nil && r.beat.m != r.read.m }) {
+	isSplit := func(r *renewal) bool {
+		answered := r.beat.err == nil && r.err == nil
+		return answered && r.beat.m != r.read.m
+	}
+	if slices.ContainsFunc(open, isSplit) {
 		d.beatAndRead(ctx, open)
 	}
 	for _, r := range open {
@@ -227,13 +243,21 @@ func (d *driver) read(ctx context.Context, open []*renewal) {
 			for i, r := range some {
 				if r.err = err; err == nil {
 					kvs := res.Responses[i].GetResponseRange().Kvs
-					r.attached = len(kvs) == 1 && kvs[0].CreateRevision == r.h.entry.CreateRevision && kvs[0].Lease == r.h.lease.id
+					r.attached = isUnder(kvs, r.h.entry, r.h.lease)
 					r.read = res
 				}
 			}
 		})
 	}
 	wg.Wait()
+}
+
+// isUnder reports whether kvs, the answer to a read of an entry, has the same entry under a lease.
+func isUnder(kvs []*mvccpb.KeyValue, entry *mvccpb.KeyValue, l *lease) bool {
+	if len(kvs) == 0 {
+		return false
+	}
+	return kvs[0].CreateRevision == entry.CreateRevision && kvs[0].Lease == l.id
 }
 
 // outcome returns errGone if the lease has ended, or the entry is not under the lease any more. In

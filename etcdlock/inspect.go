@@ -120,7 +120,9 @@ func (l *listed) status() (st backend.Status) {
 
 // List yields the keys in the order of their names. It reads 1,000 entries at a time, and
 // asks for the rest of each holder's term.
-func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(
+	ctx context.Context, prefix string, timeout time.Duration,
+) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		from := root + escape(prefix)
 		end := clientv3.GetPrefixRangeEnd(from)
@@ -138,7 +140,8 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 			}
 			for i := range page {
 				st := page[i].status()
-				if (st.Held || len(st.Waiters) > 0) && !yield(backend.Entry{Key: page[i].key, Status: st}, nil) {
+				isUsed := st.Held || len(st.Waiters) > 0
+				if isUsed && !yield(backend.Entry{Key: page[i].key, Status: st}, nil) {
 					return
 				}
 			}
@@ -149,7 +152,9 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 
 // page reads a page of entries, and groups them by key. The result next is the name at which the
 // next page begins, or "" after the last page.
-func (d *driver) page(ctx context.Context, from, end string, timeout time.Duration) (page []listed, next string, err error) {
+func (d *driver) page(
+	ctx context.Context, from, end string, timeout time.Duration,
+) (page []listed, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r, err := d.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize))

@@ -176,7 +176,9 @@ func (d *driver) end(l *lease) bool {
 	err := d.revoke(ctx, l.id)
 
 	// Give up only long after the term, because a new leader begins all terms anew.
-	return err == nil || isGone(err) || d.cluster.ctx.Err() != nil || d.age(l) > 2*l.term()+10*time.Second
+	isOld := d.age(l) > 2*l.term()+10*time.Second
+	ends := err == nil || isGone(err)
+	return ends || isOld || d.cluster.ctx.Err() != nil
 }
 
 // revoke ends a lease of any driver. It returns errGone if the lease had already ended.

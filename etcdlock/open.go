@@ -40,7 +40,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if text, ok := c.Params["window"]; ok {
 		var err error
 		if o.Window, err = time.ParseDuration(text); err != nil || o.Window < minTTL {
-			return nil, invalid("parameter window=%q: want a duration of %v or more, such as %v", text, minTTL, defaultWindow)
+			return nil, invalid("parameter window=%q: want a duration of %v or more, such as %v",
+				text, minTTL, defaultWindow)
 		}
 	}
 	if len(c.Nodes) != 1 {

@@ -23,7 +23,9 @@ type opener[Q, R any] func(context.Context, ...grpc.CallOption) (grpc.BidiStream
 
 // openStream opens a stream to m. The stream calls answer for each answer. At its end it calls
 // ended with the reason, unless the driver is closed.
-func openStream[Q, R any](m *member, open opener[Q, R], answer func(*R), ended func(error)) *stream[Q, R] {
+func openStream[Q, R any](
+	m *member, open opener[Q, R], answer func(*R), ended func(error),
+) *stream[Q, R] {
 	ctx, end := context.WithCancel(m.client.Ctx())
 	s := &stream[Q, R]{end: end, more: make(chan struct{}, 1)}
 	m.cluster.spawn(func() { ended(s.run(ctx, open, answer)) })

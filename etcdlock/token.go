@@ -20,14 +20,18 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 	h := d.ownHold(c)
 	for {
 		var kv *mvccpb.KeyValue
-		known, holds, err := h != nil && !h.over.Load(), true, error(nil)
+		known := h != nil && !h.over.Load()
 		if known {
 			kv = h.entry
-		} else if kv, holds, err = d.find(ctx, c); err != nil {
-			return backend.Grant{}, err
-		}
-		if !holds {
-			return backend.Grant{}, backend.ErrLost
+		} else {
+			found, holds, err := d.find(ctx, c)
+			if err != nil {
+				return backend.Grant{}, err
+			}
+			if !holds {
+				return backend.Grant{}, backend.ErrLost
+			}
+			kv = found
 		}
 
 		g, err := d.move(ctx, c, h, kv)
@@ -64,7 +68,8 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	if err != nil {
 		return backend.Grant{}, &noChange{err} // the hold is as it was
 	}
-	granted, value := time.Now(), kv.Value
+	granted := time.Now()
+	value := kv.Value
 	if h != nil {
 		granted = h.granted
 	}
@@ -122,13 +127,16 @@ func (h *hold) settle(ended bool) {
 	for _, l := range h.others {
 		h.d.bury(l)
 	}
-	h.others, h.ended = nil, h.ended || ended
+	h.others = nil
+	h.ended = h.ended || ended
 }
 
 // rewrite puts an entry again, with another value and another lease, and returns the new entry. The
 // new entry has the same name and create revision, and therefore the same place and fence. rewrite
 // returns errGone if the entry has changed since it was read.
-func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64) (*mvccpb.KeyValue, error) {
+func (d *driver) rewrite(
+	ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64,
+) (*mvccpb.KeyValue, error) {
 	at, err := d.change(ctx, kv, put(string(kv.Key), value, lease))
 	if errors.Is(err, errNoSpace) {
 		// etcd has either refused the put or carried it out. So the put cannot come later, and a
@@ -142,7 +150,13 @@ func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte,
 			}
 		}
 	}
-	return &mvccpb.KeyValue{Key: kv.Key, Value: value, Lease: lease, CreateRevision: kv.CreateRevision, ModRevision: at}, err
+	return &mvccpb.KeyValue{
+		Key:            kv.Key,
+		Value:          value,
+		Lease:          lease,
+		CreateRevision: kv.CreateRevision,
+		ModRevision:    at,
+	}, err
 }
 
 // The method change applies the operation op to an entry, and returns the revision of this change.
@@ -150,7 +164,12 @@ func (d *driver) rewrite(ctx context.Context, kv *mvccpb.KeyValue, value []byte,
 func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op) (int64, error) {
 	same := clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision)
 	key, _ := keyOf(string(kv.Key))
-	r, err := d.changes.do(&change{ctx: ctx, key: key, conds: []clientv3.Cmp{same}, then: []clientv3.Op{op}})
+	r, err := d.changes.do(&change{
+		ctx:   ctx,
+		key:   key,
+		conds: []clientv3.Cmp{same},
+		then:  []clientv3.Op{op},
+	})
 	switch {
 	case err != nil:
 		return 0, err
@@ -168,7 +187,9 @@ type txnAnswer struct {
 
 // txn sends a transaction: the operations in then if all conditions are true, or else those in
 // otherwise.
-func (d *driver) txn(ctx context.Context, conds []clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op) (txnAnswer, error) {
+func (d *driver) txn(
+	ctx context.Context, conds []clientv3.Cmp, then []clientv3.Op, otherwise ...clientv3.Op,
+) (txnAnswer, error) {
 	return call(ctx, d.cluster, func(m *member) (txnAnswer, error) {
 		r, err := m.client.Txn(ctx).If(conds...).Then(then...).Else(otherwise...).Commit()
 		return txnAnswer{r, m}, err
@@ -200,7 +221,8 @@ func (d *driver) entries(ctx context.Context, key string) ([]*mvccpb.KeyValue, e
 	if err := d.checkKey(ctx, key); err != nil {
 		return nil, err
 	}
-	r, err := d.get(ctx, queueOf(key), clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	oldestFirst := clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)
+	r, err := d.get(ctx, queueOf(key), clientv3.WithPrefix(), oldestFirst)
 	if err != nil {
 		return nil, err
 	}
@@ -208,8 +230,12 @@ func (d *driver) entries(ctx context.Context, key string) ([]*mvccpb.KeyValue, e
 }
 
 // get reads entries. It never uses WithKeysOnly, with which etcd 3.7 leaves out the lease.
-func (d *driver) get(ctx context.Context, name string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	return call(ctx, d.cluster, func(m *member) (*clientv3.GetResponse, error) { return m.client.Get(ctx, name, opts...) })
+func (d *driver) get(
+	ctx context.Context, name string, opts ...clientv3.OpOption,
+) (*clientv3.GetResponse, error) {
+	return call(ctx, d.cluster, func(m *member) (*clientv3.GetResponse, error) {
+		return m.client.Get(ctx, name, opts...)
+	})
 }
 
 // releaseByToken removes the entry that has c.Token, or keeps it until c.KeepUntil.

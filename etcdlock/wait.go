@@ -30,15 +30,19 @@ type waiter struct {
 
 	// What the last read of the queue has shown. A later entry is never ahead, so it suffices to watch
 	// the last entry ahead that excludes the waiter's.
-	ahead *mvccpb.KeyValue // the last entry ahead that excludes this one; nil if that is not known, or if there is none
-	next  bool             // the entry ahead is the only one that excludes this one
-	read  int64            // the revision of the read
-	watch *watch           // the watch for the deletion of the entry ahead; nil while there is none
+	// The last entry ahead that excludes this one. It is nil if that is not known, or if there is
+	// none.
+	ahead *mvccpb.KeyValue
+	next  bool   // the entry ahead is the only one that excludes this one
+	read  int64  // the revision of the read
+	watch *watch // the watch for the deletion of the entry ahead; nil while there is none
 
-	seen    atomic.Int64  // when the queue was last read, by the driver's clock
-	beating atomic.Bool   // a keep-alive is under way
-	due     atomic.Bool   // the waiter must read the queue again
-	wake    chan struct{} // signals a change of the watch, of the lease, or of the field due; has room for one signal
+	seen    atomic.Int64 // when the queue was last read, by the driver's clock
+	beating atomic.Bool  // a keep-alive is under way
+	due     atomic.Bool  // the waiter must read the queue again
+
+	// Signals a change of the watch, of the lease, or of the field due. It has room for one signal.
+	wake chan struct{}
 }
 
 // Wait puts an entry into the queue of the key, and returns when the entries ahead that exclude
@@ -116,8 +120,8 @@ func (w *waiter) run(ctx context.Context) (backend.Grant, error) {
 			}
 		case errors.Is(err, errGone):
 			w.abandon()
-		case ctx.Err() == nil: // if ctx has ended, w.ended returns the error, and an earlier failure still counts
-			// If err is a deadline, keep an earlier error, because ctx may have been about to end.
+		case ctx.Err() == nil:
+			// If ctx has ended, w.ended returns the error, and an earlier failure still counts. If err is a deadline, keep an earlier error, because ctx may have been about to end.
 			if w.err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 				w.err = err
 			}
@@ -281,7 +285,8 @@ func (w *waiter) enter(ctx context.Context) (isFirst bool, err error) {
 	if len(r.Responses) == 3 {
 		kvs := r.Responses[2].GetResponseRange().Kvs
 		w.entry = r.Responses[1].GetResponseRange().Kvs[0]
-		return w.see(r, slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name })), nil
+		isOwn := func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name }
+		return w.see(r, slices.DeleteFunc(kvs, isOwn)), nil
 	}
 	// An earlier put had an unknown outcome.
 	kvs := r.Responses[0].GetResponseRange().Kvs
@@ -299,7 +304,8 @@ func (w *waiter) rivals(opts ...clientv3.OpOption) clientv3.Op {
 	if w.c.Shared {
 		prefix += "x"
 	}
-	opts = append(opts, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(3))
+	newestFirst := clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend)
+	opts = append(opts, clientv3.WithPrefix(), newestFirst, clientv3.WithLimit(3))
 	return clientv3.OpGet(prefix, opts...)
 }
 
@@ -318,7 +324,7 @@ func (w *waiter) look(ctx context.Context) (isFirst bool, err error) {
 		return false, err
 	}
 	own := r.Responses[0].GetResponseRange().Kvs
-	if len(own) == 0 || own[0].CreateRevision != w.entry.CreateRevision || own[0].Lease != w.lease.id || w.lease.isRefused() {
+	if !isUnder(own, w.entry, w.lease) || w.lease.isRefused() {
 		return false, errGone
 	}
 	if b != nil {
@@ -372,14 +378,16 @@ func (w *waiter) keepAlive() {
 }
 
 // grant returns the hold of an entry that the last call has found first in the queue. If over is
-// false, the entry was removed meanwhile, or a call has failed, and the Wait goes on. A hold that is
-// not renewed starts with the
-// whole TTL. A hold that is renewed keeps the lease of its place, with at least two thirds of its
-// term left. If that lease is too short, the first renewal moves the hold to another lease.
+// false, the entry was removed meanwhile, or a call has failed, and the Wait goes on.
+//
+// A hold that is not renewed starts with the whole TTL. A hold that is renewed keeps the lease of
+// its place, with at least two thirds of its term left. If that lease is too short, the first
+// renewal moves the hold to another lease.
 func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err error) {
 	within, cancel := w.bounded(ctx)
 	defer cancel()
-	l, h := w.lease, w.d.newHold(w.c, w.entry, w.lease)
+	l := w.lease
+	h := w.d.newHold(w.c, w.entry, l)
 	term := min(w.c.TTL, l.term())
 	if term < w.c.TTL && !w.c.Renewed {
 		// Set h.ended, so that both leases end if the outcome is unknown. Then the Wait fails.

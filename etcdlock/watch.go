@@ -60,8 +60,14 @@ func (m *member) watch(name string, from int64, wake chan<- struct{}) *watch {
 		return w
 	}
 	ws.byID[w.id] = w
-	ws.stream.send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
-		Key: []byte(name), StartRevision: from, WatchId: w.id, Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}}}})
+	create := &pb.WatchCreateRequest{
+		Key:           []byte(name),
+		StartRevision: from,
+		WatchId:       w.id,
+		Filters:       []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT},
+	}
+	request := &pb.WatchRequest_CreateRequest{CreateRequest: create}
+	ws.stream.send(&pb.WatchRequest{RequestUnion: request})
 	return w
 }
 
@@ -77,7 +83,8 @@ func (m *member) currentWatches() *watches {
 	ws := &watches{opened: time.Now(), byID: map[int64]*watch{}, idle: map[string]*watch{}}
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	ws.stream = openStream(m, pb.NewWatchClient(m.client.ActiveConnection()).Watch, ws.answer, func(error) { ws.fail() })
+	open := pb.NewWatchClient(m.client.ActiveConnection()).Watch
+	ws.stream = openStream(m, open, ws.answer, func(error) { ws.fail() })
 	m.watches = ws
 	return ws
 }
@@ -129,7 +136,8 @@ func (ws *watches) fail() {
 		w.over.Store(true)
 		signal(w.wake)
 	}
-	ws.byID, ws.idle = nil, nil
+	ws.byID = nil
+	ws.idle = nil
 }
 
 // stop says that its waiter does not need the watch any more; w may be nil.
@@ -153,7 +161,9 @@ func (w *watch) stop() {
 
 func (ws *watches) cancelLocked(w *watch) {
 	delete(ws.byID, w.id)
-	ws.stream.send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: w.id}}})
+	cancel := &pb.WatchCancelRequest{WatchId: w.id}
+	request := &pb.WatchRequest_CancelRequest{CancelRequest: cancel}
+	ws.stream.send(&pb.WatchRequest{RequestUnion: request})
 }
 
 // pruneWatches cancels the watches that no waiter has used for a while.
