@@ -15,44 +15,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// These are SQLSTATE codes of PostgreSQL's errors.
-const (
-	serializationFailure = "40001"
-	deadlockDetected     = "40P01"
-	lockNotAvailable     = "55P03"
-	undefinedTable       = "42P01"
-	readOnlyTransaction  = "25006"
-	duplicateTable       = "42P07"
-	duplicateObject      = "42710" // here the row type of a table
-	uniqueViolation      = "23505"
-	insufficientRights   = "42501"
-	tooManyConnections   = "53300"
-)
-
-// The function code returns the SQLSTATE code of a PostgreSQL error, or "".
-func code(err error) string {
-	var pe *pgconn.PgError
-	if errors.As(err, &pe) {
-		return pe.Code
-	}
-	return ""
-}
-
-// isMade reports whether a statement that creates the table has failed because another client has
-// just created the table.
-func isMade(err error) bool {
-	c := code(err)
-	return c == duplicateTable || c == duplicateObject || c == uniqueViolation
-}
-
-func isLockTimeout(err error) bool { return code(err) == lockNotAvailable }
-
-// isConflict reports whether PostgreSQL has undone a statement because of another statement.
-func isConflict(err error) bool {
-	c := code(err)
-	return c == serializationFailure || c == deadlockDetected
-}
-
 // The type said wraps an error and replaces the error's text.
 type said struct {
 	text string
@@ -86,9 +48,7 @@ func badConfig(err error, secrets ...string) error {
 			text = ""
 		}
 	}
-
-	return fmt.Errorf("%w: the address of the PostgreSQL or one of its parameters is wrong%s (%s)",
-		backend.ErrInvalid, text, want)
+	return fmt.Errorf("%w: the address of the PostgreSQL or one of its parameters is wrong%s (want postgres://user:password@host:port/database)", backend.ErrInvalid, text)
 }
 
 // diagnose returns err, the error of opening a driver, in one line with advice.
@@ -96,7 +56,6 @@ func diagnose(err error) error {
 	if err == nil {
 		return nil
 	}
-
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	var reply *pgconn.PgError
 	if errors.As(err, &reply) {
@@ -107,20 +66,17 @@ func diagnose(err error) error {
 	if hint := hint(err); hint != "" {
 		text += " (" + hint + ")"
 	}
-
 	return &said{"postgresql: " + text, err}
 }
 
 // hints maps the codes of PostgreSQL's errors to advice about these errors.
 var hints = map[string]string{
-	"28P01":            "check user and password in the URL: postgres://user:password@host/database",
-	"28000":            "check the user in the URL, sslmode, and pg_hba.conf of the server",
-	"3D000":            "check the database in the URL, or create it: createdb",
-	insufficientRights: "grant the user the right to connect, and the use of the schema",
-	tooManyConnections: "the server has no connection left: lower pool_size, or raise " +
-		"max_connections",
-	readOnlyTransaction: "this server is a replica: name all servers in the URL, or the address of " +
-		"the primary; or default_transaction_read_only is on for this user: switch it off",
+	"28P01":             "check user and password in the URL: postgres://user:password@host/database",
+	"28000":             "check the user in the URL, sslmode, and pg_hba.conf of the server",
+	"3D000":             "check the database in the URL, or create it: createdb",
+	insufficientRights:  "grant the user the right to connect, and the use of the schema",
+	tooManyConnections:  "the server has no connection left: lower pool_size, or raise max_connections",
+	readOnlyTransaction: "this server is a replica: name all servers in the URL, or the address of the primary; or default_transaction_read_only is on for this user: switch it off",
 }
 
 // hint returns what to do about the error of a connection, or "" if there is no advice.
@@ -139,6 +95,5 @@ func hint(err error) string {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return "no answer: check host and port, and that no firewall is in between"
 	}
-
 	return ""
 }

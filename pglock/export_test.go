@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Driver is the type of the drivers.
@@ -36,12 +35,10 @@ func (counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) 
 func init() { tracer = counter{} }
 
 // Sweep deletes the rows of keys that were not used for age.
-func (d *driver) Sweep(ctx context.Context, age time.Duration) error {
-	return sweepAll(ctx, d.database, age)
-}
+func (d *driver) Sweep(ctx context.Context, age time.Duration) error { return d.sweepAll(ctx, age) }
 
 // SweepInTurn is what a driver does from time to time.
-func (d *driver) SweepInTurn(ctx context.Context) { sweepInTurn(ctx, d) }
+func (d *driver) SweepInTurn(ctx context.Context) { d.sweepInTurn(ctx) }
 
 // Polls reports whether the driver has noticed a connection pooler.
 func (d *driver) Polls() bool { return d.bouncer.Load() }
@@ -56,21 +53,31 @@ func (d *driver) Listens() bool {
 // Channel is the channel of the driver's messages.
 func (d *driver) Channel() string { return d.listener.channel() }
 
-// TakeConnections takes all connections of the pool but some, until giveBack is called.
-func (d *driver) TakeConnections(ctx context.Context, but int) (giveBack func(), err error) {
-	var taken []*pgxpool.Conn
-	for range int(d.statements.Config().MaxConns) - but {
+// Fill makes all connections of the pool.
+func (d *driver) Fill(ctx context.Context) error {
+	for range d.statements.Config().MaxConns {
 		c, err := d.statements.acquire(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		taken = append(taken, c)
+		defer release(c)
+	}
+	return nil
+}
+
+// TakePlaces takes all places of attempts but some, until vacate is called.
+func (d *driver) TakePlaces(but int) (vacate func()) { return occupy(d.takes, cap(d.takes)-but) }
+
+// occupy takes n slots, until vacate is called.
+func occupy(slots chan struct{}, n int) (vacate func()) {
+	for range n {
+		slots <- struct{}{}
 	}
 	return func() {
-		for _, c := range taken {
-			release(c)
+		for range n {
+			<-slots
 		}
-	}, nil
+	}
 }
 
 // LockTimeout returns the lock_timeout of a statement that may wait for most, in ms.

@@ -27,8 +27,7 @@ const (
 	refusedPause = 200 * time.Millisecond
 	scarcePause  = time.Second
 
-	// look is the time between two checks for a connection that was made or given back.
-	look = 5 * time.Millisecond
+	look = 5 * time.Millisecond // the time between two checks for a connection that was made or given back
 )
 
 // health records which connections may be dead, and when the next connection may be made.
@@ -37,11 +36,12 @@ const (
 // statement has no answer, all connections without an answer since it was sent are in doubt. They
 // are closed before their next use, so that only calls under way can time out.
 type health struct {
-	mu      sync.Mutex // guards the fields below
-	doubt   time.Time  // connections without an answer since this time are in doubt
-	dialing int        // how many callers may be making a connection
-	refusal error      // why the server last refused a connection
-	resumes time.Time  // when the pause after the refusal ends
+	mu       sync.Mutex // guards the fields below
+	answered time.Time  // when the last answer came, on any connection
+	doubt    time.Time  // connections without an answer since this time are in doubt
+	dialing  int        // how many callers may be making a connection
+	refusal  error      // why the server last refused a connection
+	resumes  time.Time  // when the pause after the refusal ends
 }
 
 // lastAnswer returns a pointer to the time of a connection's last answer. Only the goroutine that
@@ -72,17 +72,17 @@ func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err erro
 	now := time.Now()
 	switch {
 	case err == nil, errors.Is(err, errNoRow), code(err) != "":
-		*lastAnswer(c) = now
+		*lastAnswer(c), h.answered = now, now
 	case ctx.Err() != nil && now.Sub(sent) >= minSilence && sent.After(h.doubt):
 		h.doubt = sent // keep the latest time of sending, because statements end in any order
 	}
 }
 
-// doubted reports whether connections came into doubt within the duration.
-func (h *health) doubted(within time.Duration) bool {
+// The method last returns the time of the last answer, and the value of the field doubt.
+func (h *health) last() (answered, doubt time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return time.Since(h.doubt) < within
+	return h.answered, h.doubt
 }
 
 // mayAsk reports whether a caller may ask the pool for a connection now, and whether the pool may
@@ -90,10 +90,8 @@ func (h *health) doubted(within time.Duration) bool {
 // must return err, or wait for a connection if err is nil.
 func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	if s.IdleConns() > 0 || s.TotalConns() == s.MaxConns() {
-		// The pool makes no connection, unless another caller takes the idle one first.
-		return true, false, nil
+		return true, false, nil // the pool makes no connection, unless another caller takes the idle one first
 	}
-
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
@@ -102,7 +100,6 @@ func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	case time.Now().Before(h.resumes), h.dialing >= maxDials, s.ConstructingConns() >= maxDials:
 		return false, false, nil
 	}
-
 	h.dialing++
 	return true, true, nil
 }
@@ -116,14 +113,11 @@ func (h *health) asked(ctx context.Context, err error) {
 	if err == nil || ctx.Err() != nil || pgconn.Timeout(err) {
 		return
 	}
-
 	pause := refusedPause
 	if code(err) == tooManyConnections {
 		pause = scarcePause
 	}
-
-	h.refusal = oneLine(err)
-	h.resumes = time.Now().Add(pause/2 + rand.N(pause))
+	h.refusal, h.resumes = oneLine(err), time.Now().Add(pause/2+rand.N(pause))
 }
 
 // connections is a pool with what is known of its connections.

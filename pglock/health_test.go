@@ -36,7 +36,7 @@ func TestSilence(t *testing.T) {
 			p := relay(t, pgtest.Shared(t).Addr)
 			ctx := t.Context()
 			d := newDriver(t, p.Addr()+"/postgres", "&pool_size="+tt.size)
-			await.Value(d.TakeConnections(ctx, 0))() // makes all connections
+			must(t, d.Fill(ctx))
 
 			tt.outage(p)
 			outage, cancel := context.WithTimeout(ctx, time.Second)

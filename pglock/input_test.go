@@ -113,7 +113,7 @@ func TestBadInput(t *testing.T) {
 	fails("app", password, "nowhere", `database "nowhere" does not exist`, "createdb")
 	fails("other", password, "postgres?sslmode=disable", "pg_hba.conf")
 	fails("app", password, "postgres?sslmode=require", "sslmode=disable")
-	fails("postgres", "", "postgres?table=customers", "is not a table of hasp's locks", "older hasp", "parameter table")
+	fails("postgres", "", "postgres?table=customers", "is not a table of hasp's locks", "parameter table")
 	fails("postgres", "", "postgres?schema=elsewhere", `no schema "elsewhere"`)
 
 	// The DDL of the error is what someone else can run. Then the user can use the table.

@@ -1,10 +1,11 @@
 package pglock
 
 import (
-	"encoding/hex"
+	"context"
 	"encoding/json"
+	"errors"
+	"iter"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -30,13 +31,11 @@ func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 	if held {
 		s.TTL = term(left)
 		if readers == nil {
-			s.Owner = unhex(owner)
-			s.Since = time.UnixMicro(since)
+			s.Owner, s.Since = unhex(owner), time.UnixMicro(since)
 		} else {
 			s.Shared = owners(*readers, time.UnixMicro(now))
 		}
 	}
-
 	return backend.Entry{Key: unhex(key), Status: s}, nil
 }
 
@@ -53,26 +52,86 @@ func owners(readers string, now time.Time) (owners []string) {
 	return owners
 }
 
-// unhex decodes an owner or a key, which the statements return in hexadecimal. If text is not
-// hexadecimal, unhex returns it unchanged, because someone may have changed the value by hand.
-func unhex(text string) string {
-	b, err := hex.DecodeString(text)
-	if err != nil {
-		return text
+// Inspect returns the holder of key, without waiters, because the table has no names of them. Every
+// hold raises the key's fence, but Status.Fence is zero if the last claim did not ask for a fence.
+func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
+	if err := checkKey(key); err != nil {
+		return backend.Status{}, err
 	}
-	return string(b)
+	var e backend.Entry
+	err := d.query(ctx, d.sql.inspect, func(_ int, rows pgx.Rows) (err error) {
+		e, err = scanEntry(rows)
+		return err
+	}, []byte(key))
+	if errors.Is(err, errNoRow) {
+		err = nil // the key has no row
+	}
+	return e.Status, err
 }
 
-// The function term converts microseconds to a Duration, and nil, which means no end, to -1.
-func term(left *int64) time.Duration {
-	if left == nil {
-		return -1
+// Break ends every hold of key, and wakes the next waiter.
+func (d *driver) Break(ctx context.Context, key string) error {
+	if err := checkKey(key); err != nil {
+		return err
 	}
-	const most = math.MaxInt64 / int64(time.Microsecond)
-	return time.Duration(min(*left, most)) * time.Microsecond
+	err := d.exec(ctx, d.sql.breakKey, []byte(key), d.channel, lockWait(maxRenewBlocked))
+	if errors.Is(err, errNoRow) {
+		return nil
+	}
+	return err
 }
 
-// micros returns d in microseconds, rounded up.
-func micros(d time.Duration) int64 {
-	return int64((d + time.Microsecond - 1) / time.Microsecond)
+// List returns the keys that are held. Each statement looks at 1,000 rows.
+func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+	return func(yield func(backend.Entry, error) bool) {
+		for after, end := []byte(nil), afterPrefix(prefix); ; {
+			page, last, err := d.page(ctx, []byte(prefix), after, end, timeout)
+			for _, e := range page {
+				if e.Held && !yield(e, nil) {
+					return
+				}
+			}
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			if err != nil {
+				yield(backend.Entry{}, err)
+			}
+			if err != nil || last == nil {
+				return
+			}
+			after = last
+		}
+	}
+}
+
+// page returns the entries that list.sql finds in the next 1,000 rows, and the last key, after
+// which the next page begins. If there are no more rows, all results are nil.
+func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
+	within, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err = d.query(within, d.sql.list, func(row int, rows pgx.Rows) error {
+		e, err := scanEntry(rows)
+		page, last = append(page[:row], e), []byte(e.Key)
+		return err
+	}, prefix, after, end)
+	if errors.Is(err, errNoRow) {
+		return nil, nil, nil
+	}
+	return page, last, err
+}
+
+// afterPrefix returns the first key after all keys that begin with prefix, or nil if no key can
+// follow them.
+func afterPrefix(prefix string) []byte {
+	b := []byte(prefix)
+	for len(b) > 0 {
+		last := len(b) - 1
+		if b[last] < 0xff {
+			b[last]++
+			return b
+		}
+		b = b[:last]
+	}
+	return nil
 }

@@ -97,9 +97,6 @@ func TestOneWaiterIsWoken(t *testing.T) {
 			t.Parallel()
 			s := pgtest.Shared(t)
 			all := line(t, s, tt.kinds)
-			// A slow machine has kept all places. A reader has died.
-			s.Must(t, `UPDATE hasp_locks SET ends = array_fill(now() + interval '3 s', ARRAY[cardinality(waiters)]),
-				readers = readers || '{"dead": {"owner": "", "end": "2020-01-01T00:00:00Z"}}'`)
 			all[0].release()
 			if !all[heir].woken(await.Patience) {
 				t.Fatal("the first waiter is not woken")
@@ -125,30 +122,32 @@ func (c *caller) granted() error {
 	return nil
 }
 
-// A clock that was ahead has left an heir, or a waiter that wants the key alone. The heir keeps
-// nobody out. The waiter keeps no shared hold out, and no caller from its place in the line.
-func TestWaiterOfAWrongClock(t *testing.T) {
+// A writer that gives up does not take away the place of another one that waits.
+func TestAWriterThatLeavesKeepsThePlacesOfOthers(t *testing.T) {
 	t.Parallel()
-	s, ctx := pgtest.Shared(t), t.Context()
-	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
-	lockOnce(t, a, "key")
-	s.Must(t, `UPDATE hasp_locks SET heir = 7, heir_until = now() + interval '1 h' WHERE key = 'key'`)
-	must(t, await.Value(b.TryLock(ctx, "key")).Unlock(ctx))
-
-	first := await.Value(a.Lock(ctx, "key", hasp.WithShared()))
-	s.Must(t, `UPDATE hasp_locks SET waiters = '{7}', ends = ARRAY[now() + interval '1 h'] WHERE key = 'key'`)
-	second := await.Value(b.TryLock(ctx, "key", hasp.WithShared()))
-
-	got := locks(ctx, a, "key")
-	until(t, "the mark of the caller that waits", func() bool {
-		third, err := b.TryLock(ctx, "key", hasp.WithShared(), hasp.WithoutReentry())
-		if err == nil {
-			must(t, third.Unlock(ctx))
-		}
-		return errors.Is(err, hasp.ErrHeld)
+	s := pgtest.Shared(t)
+	all := line(t, s, "rww")
+	all[2].stop()
+	until(t, "the end of its place", func() bool {
+		return fmt.Sprint(await.Value(s.Rows(t.Context(), "SELECT cardinality(waiters) FROM hasp_locks WHERE key = 'k'"))) == "[1]"
 	})
-	must(t, errors.Join(first.Unlock(ctx), second.Unlock(ctx)))
-	must(t, <-got)
+	reader := &caller{T: t, Driver: newDriver(t, s.Where(), ""), shared: true}
+	if reader.ask() {
+		t.Error("a reader joins, although a writer waits")
+	}
+	all[0].release()
+	if !all[1].woken(await.Patience) || !all[1].ask() {
+		t.Error("the writer that waits does not get the key")
+	}
+}
+
+// A table of an older hasp is refused with what to do.
+func TestOlderTable(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Shared(t)
+	s.Must(t, "CREATE TABLE hasp_locks (key bytea PRIMARY KEY, writer_until timestamptz)")
+	_, err := hasp.Open(t.Context(), urlOf(s.Where(), ""), patient)
+	clear(t, err, "older hasp", "DROP TABLE")
 }
 
 // Many processes may start at once on a new database. Each opens, although only one of them creates

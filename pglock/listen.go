@@ -15,15 +15,11 @@ import (
 )
 
 const (
-	// After checkListening without a message, the connection is checked.
-	checkListening = 3 * time.Second
-
-	listenAgain = time.Second           // the pause after a failure
-	lingers     = 5 * time.Second       // the connection is closed after this time without waiters
-	freshFor    = 50 * time.Millisecond // how long an answer may be given again
-
-	// keepsPlace is how long the database keeps a waiter in the line of a key unless it asks again.
-	keepsPlace = 3 * time.Second
+	checkListening = 3 * time.Second       // after this time without a message, the connection is checked
+	listenAgain    = time.Second           // the pause after a failure
+	lingers        = 5 * time.Second       // after this time without waiters, the connection is closed
+	freshFor       = 50 * time.Millisecond // how long an answer may be given again
+	keepsPlace     = 3 * time.Second       // how long a waiter stays in the line of a key unless it asks again
 )
 
 // spot is what the callers of a Client wait for at one place in the line of a key.
@@ -35,7 +31,7 @@ type spot struct {
 // waiter is a place in the line of a key. Shared callers of a Client have one place together.
 type waiter struct {
 	spot
-	number int64                  // the waiter's name in the database; negative for shared callers
+	number int64                  // names the waiter in the database; negative if the place is shared
 	wakes  map[chan struct{}]bool // the wake channels of the callers that listen
 	asking int                    // attempts in flight
 	asked  time.Time              // when the last attempt began
@@ -52,52 +48,50 @@ type waiter struct {
 // The connection exists only while callers wait, because each NOTIFY takes time in every session
 // that listens to any channel.
 type listener struct {
-	db      *database
-	client  int64           // the number of this Client, which its channel and its waiters contain
-	closing context.Context // ends when the driver is closed
-	wg      *sync.WaitGroup // counts the driver's goroutines
+	d      *driver
+	client int64 // the number of this Client, which its channel and its waiters contain
 
 	mu      sync.Mutex // guards the fields below
 	waits   map[spot]*waiter
+	count   int64     // how many numbers were given to waiters
 	purged  time.Time // when waiters without callers were last removed
 	last    time.Time // when a wait last began or ended
 	since   time.Time // when the present session began to listen; zero if there is none
 	running bool
-	deaf    bool // the last attempt to listen failed, so waiting callers poll
+	deaf    bool               // the last attempt to listen failed, so waiting callers poll
+	hangUp  context.CancelFunc // ends the present session; nil before the first session
 }
 
 var errDeaf = errors.New("pglock: releases cannot be listened for")
 
-func newListener(db *database, closing context.Context, wg *sync.WaitGroup) *listener {
-	return &listener{
-		db: db, client: 1 + rand.Int64N(1<<31-1), closing: closing, wg: wg,
-		waits: map[spot]*waiter{},
-	}
+func newListener(d *driver) *listener {
+	return &listener{d: d, client: 1 + rand.Int64N(1<<31-1), waits: map[spot]*waiter{}}
 }
 
 // channel is where the driver listens. The statements compute the same name from the number of a
 // waiter.
-func (l *listener) channel() string { return fmt.Sprint(l.db.channel, "_", l.client) }
+func (l *listener) channel() string { return fmt.Sprint(l.d.channel, "_", l.client) }
 
-// add adds a caller that waits at p. It returns the caller's wake channel, and a function that
-// removes the caller.
+// Listen registers a caller to be woken when its turn has come. When listening begins, the driver
+// wakes all callers.
+func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
+	return d.listener.add(spot{c.Key, c.Shared})
+}
+
 func (l *listener) add(p spot) (<-chan struct{}, func(), error) {
 	wake := make(chan struct{}, 1)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	mustPoll := l.db.bouncer.Load() || l.running && l.deaf
-	if mustPoll || l.closing.Err() != nil {
+	if l.d.bouncer.Load() || l.running && l.deaf || l.d.closing.Err() != nil {
 		return nil, nil, errDeaf
 	}
-
 	w := l.waiterLocked(p)
 	w.wakes[wake] = true
 	l.last = time.Now()
 	if !l.running {
-		l.running = true
-		l.deaf = false
-		l.wg.Go(l.run)
+		l.running, l.deaf = true, false
+		l.d.wg.Go(l.run)
 	}
 
 	return wake, func() {
@@ -121,19 +115,15 @@ func (l *listener) waiterLocked(p spot) *waiter {
 			}
 		}
 	}
-
 	w := l.waits[p]
 	if w == nil {
-		w = &waiter{
-			spot: p, wakes: map[chan struct{}]bool{}, asked: time.Now(),
-			number: l.client<<32 | rand.Int64N(1<<32),
-		}
+		l.count++
+		w = &waiter{spot: p, wakes: map[chan struct{}]bool{}, asked: time.Now(), number: l.client<<32 | l.count&(1<<32-1)}
 		if p.shared {
 			w.number = -w.number
 		}
 		l.waits[p] = w
 	}
-
 	return w
 }
 
@@ -142,14 +132,13 @@ func (l *listener) waiterLocked(p spot) *waiter {
 // statement cannot remove that one.
 func (l *listener) dropLocked(w *waiter) {
 	delete(l.waits, w.spot)
-	if !w.inLine || l.closing.Err() != nil {
+	if !w.inLine || l.d.closing.Err() != nil {
 		return
 	}
-	l.wg.Go(func() {
+	l.d.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 		defer cancel()
-		// If this fails, the place ends after 3 s. No hold has the empty token.
-		_, _ = l.db.end(ctx, ending{key: w.key, token: new(""), waiter: w.number}, closeGrace)
+		_ = l.d.quit(ctx, w.key, w.number, closeGrace) // if it fails, the place ends after 3 s
 	})
 }
 
@@ -181,11 +170,9 @@ func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	if !c.WillRetry && l.waits[p] == nil {
 		return attempt{}, nil
 	}
-
 	w := l.waiterLocked(p)
 	listened := !l.since.IsZero() && l.since.Before(w.asked)
-	fresh := listened && time.Since(w.asked) < freshFor
-	if c.WillRetry && fresh && w.refusal != nil {
+	if c.WillRetry && listened && w.refusal != nil && time.Since(w.asked) < freshFor {
 		refusal = w.refusal
 		w.refusal = nil
 		return attempt{}, refusal
@@ -198,15 +185,13 @@ func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	if c.WillRetry {
 		w.token = c.Token
 	}
-
 	switch {
 	case !c.WillRetry: // the last attempt of a caller that may be the heir
-	case !l.deaf && !l.db.bouncer.Load():
+	case !l.deaf && !l.d.bouncer.Load():
 		a.enters = ifRefused
 	case !c.Shared:
 		a.enters = ifReaders
 	}
-
 	return a, nil
 }
 
@@ -216,7 +201,6 @@ func (l *listener) end(a attempt, err error) {
 	if w == nil {
 		return
 	}
-
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w.asking--
@@ -227,8 +211,7 @@ func (l *listener) end(a attempt, err error) {
 			w.refusal = err
 		}
 	case w.asking > 0 || len(w.wakes) > 1:
-		// The grant has taken the number out of the line, so the other callers must ask again.
-		w.wakeLocked()
+		w.wakeLocked() // the grant has taken the number out of the line, so the others must ask again
 	default:
 		w.inLine = false
 		if len(w.wakes) == 0 {
@@ -243,13 +226,9 @@ func (l *listener) leaves(p spot, token string) (number int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.waits[p]
-	if w == nil || w.token != token || !w.inLine {
+	if w == nil || w.token != token || w.asking > 0 || len(w.wakes) > 0 || !w.inLine {
 		return 0
 	}
-	if w.asking > 0 || len(w.wakes) > 0 {
-		return 0 // other callers wait at the place
-	}
-
 	delete(l.waits, p)
 	return w.number
 }
@@ -288,7 +267,6 @@ func (l *listener) set(deaf bool) {
 	if !deaf {
 		l.since = time.Now()
 	}
-
 	for _, w := range l.waits {
 		if !deaf {
 			w.wakeLocked()
@@ -309,36 +287,48 @@ func (l *listener) idle(ends bool) bool {
 	if time.Since(l.last) < lingers {
 		return false
 	}
-
 	for _, w := range l.waits {
 		if len(w.wakes) > 0 {
 			return false
 		}
 	}
-
 	l.running = l.running && !ends
 	return true
 }
 
 // The method run listens until no caller waits any more, or the driver is closed.
 func (l *listener) run() {
-	for l.closing.Err() == nil && !l.idle(true) {
-		failed := l.session(l.closing)
-		if !failed || l.closing.Err() != nil {
+	for ctx := l.d.closing; ctx.Err() == nil && !l.idle(true); {
+		within, end := context.WithCancel(ctx)
+		l.mu.Lock()
+		l.hangUp = end
+		l.mu.Unlock()
+		failed := l.session(within)
+		end()
+		if !failed || ctx.Err() != nil {
 			continue // the loop goes on if a wait has just begun
 		}
 		l.set(true)
 
 		select {
 		case <-time.After(listenAgain):
-		case <-l.closing.Done():
+		case <-ctx.Done():
 		}
+	}
+}
+
+// The method leave ends the session, if any. It is called when the server may be a replica now.
+func (l *listener) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.hangUp != nil {
+		l.hangUp()
 	}
 }
 
 // session connects and listens until no caller waits any more, ctx ends, or the connection fails.
 func (l *listener) session(ctx context.Context) (failed bool) {
-	c, err := l.db.connect(ctx)
+	c, err := l.d.connect(ctx)
 	if err != nil {
 		return true
 	}
@@ -357,7 +347,6 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 	if err != nil {
 		return true
 	}
-
 	l.set(false)
 	for {
 		within, cancel := context.WithTimeout(ctx, checkListening)
@@ -374,15 +363,26 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 			return false
 		}
 		if err != nil {
-			// Find out whether the connection is half open, or the server may be a former primary.
-			// Meanwhile the callers try once a second.
+			// Find out whether the connection is half open. Meanwhile the callers try once a
+			// second.
 			within, cancel := context.WithTimeout(ctx, checkListening)
-			var readOnly string
-			err := c.QueryRow(within, "SHOW transaction_read_only", pgx.QueryExecModeExec).Scan(&readOnly)
+			err := c.Ping(within)
 			cancel()
-			if err != nil || readOnly == "on" {
+			if err != nil {
 				return true
 			}
 		}
 	}
+}
+
+// connect opens a connection beside the pool, with the pool's settings.
+func (d *driver) connect(ctx context.Context) (*pgx.Conn, error) {
+	cfg := d.statements.Config()
+	boundConnect(cfg.ConnConfig)
+	if cfg.BeforeConnect != nil {
+		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
+			return nil, err
+		}
+	}
+	return pgx.ConnectConfig(ctx, cfg.ConnConfig)
 }

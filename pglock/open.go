@@ -22,11 +22,7 @@ const (
 	defaultPoolSize   = 10
 	maxPoolSize       = 1000
 	minConnectTimeout = 500 * time.Millisecond // for each host
-
-	// A connection that was idle for longer than checkIdle is checked before it is used.
-	checkIdle = 100 * time.Millisecond
-
-	want = "want postgres://user:password@host:port/database"
+	checkIdle         = 100 * time.Millisecond // a connection that was idle for longer is checked before it is used
 )
 
 // ownParams are hasp's parameters, and libpqParams are those that PostgreSQL documents.
@@ -35,8 +31,7 @@ var (
 	libpqParams = []string{
 		"host", "port", "dbname", "user", "password", "passfile", "service", "servicefile",
 		"connect_timeout", "application_name", "target_session_attrs",
-		"sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslsni", "sslnegotiation",
-		"channel_binding",
+		"sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslsni", "sslnegotiation", "channel_binding",
 	}
 )
 
@@ -49,7 +44,6 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-
 	cfg, err := parse(ctx, c)
 	if err != nil {
 		return nil, err
@@ -60,69 +54,65 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		// Use CheckConn, which takes a millisecond and no round trip. It notices that the server
 		// has ended the connection. It is deprecated because it does not notice that a server has
 		// stopped answering.
-		//lint:ignore SA1019 see above
-		return p.IdleDuration > checkIdle && p.Conn.PgConn().CheckConn() != nil
+		return p.IdleDuration > checkIdle && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}
-
-	db := &database{own: true}
+	var d *driver
 	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
-		withoutCancels(cc, db.bouncer.Load)
+		withoutCancels(cc, func() bool { return d.bouncer.Load() })
 		return nil
 	}
-
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		// Set a deadline, because ctx has no deadline and the connection already takes up a place
 		// in the pool.
 		within, cancel := context.WithTimeout(ctx, cfg.ConnConfig.ConnectTimeout)
 		defer cancel()
-		return db.notice(within, conn, true)
+		return d.notice(within, conn, true)
 	}
-
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return nil, diagnose(err)
 	}
-
-	return newDriver(ctx, db, pool, o)
+	if d, err = newDriver(pool, true, o); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	if err := d.setUp(ctx); err != nil {
+		d.Close()
+		return nil, err
+	}
+	return d, nil
 }
 
 // parse returns the settings of the pool. It passes on only the parameters in libpqParams, because
 // pgx would send any other parameter to the server as a setting. The deadline of ctx comes from the
 // Client's Timeout.
 func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
+	const want = "want postgres://user:password@host:port/database"
 	if len(c.Nodes) != 1 {
-		return nil, fmt.Errorf("%w: pglock takes one node, got %d: %s",
-			backend.ErrInvalid, len(c.Nodes), want)
+		return nil, fmt.Errorf("%w: pglock takes one node, got %d: %s", backend.ErrInvalid, len(c.Nodes), want)
 	}
-
 	scheme, place, ok := strings.Cut(c.Nodes[0], "://")
 	if !ok || scheme != "postgres" && scheme != "postgresql" {
-		return nil, fmt.Errorf("%w: the node is no address of a PostgreSQL: %s",
-			backend.ErrInvalid, want)
+		return nil, fmt.Errorf("%w: the node is no address of a PostgreSQL: %s", backend.ErrInvalid, want)
 	}
-
 	// The errors below do not repeat the URL, which may contain a password.
 	if strings.ContainsAny(place, "?#") {
-		return nil, fmt.Errorf("%w: the node has a question mark or a number sign: "+
-			"put parameters into params, and in a password write %%3F or %%23", backend.ErrInvalid)
+		return nil, fmt.Errorf("%w: the node has a question mark or a number sign: put parameters into params, and in a password write %%3F or %%23", backend.ErrInvalid)
 	}
 	if strings.Count(place, "@") > 1 {
-		return nil, fmt.Errorf("%w: the node has several @: in a password write %%40",
-			backend.ErrInvalid)
+		return nil, fmt.Errorf("%w: the node has several @: in a password write %%40", backend.ErrInvalid)
 	}
 
 	size, err := poolSize(c.Params["pool_size"])
 	if err != nil {
 		return nil, err
 	}
-
 	query := url.Values{}
 	for name, value := range c.Params {
 		if slices.Contains(libpqParams, name) {
 			query.Set(name, value)
 		}
 	}
-
 	hosts := c.Params["host"]
 	if hosts == "" {
 		hosts, _, _ = strings.Cut(place[strings.LastIndex(place, "@")+1:], "/")
@@ -137,12 +127,10 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 		_, password, _ := strings.Cut(user, ":")
 		return nil, badConfig(err, password, c.Params["password"], c.Params["sslpassword"])
 	}
-
 	cfg.MaxConns = int32(size)
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = timeoutPerHost(ctx, cfg.ConnConfig)
 	}
-
 	return cfg, nil
 }
 
@@ -153,8 +141,7 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
 	hosts := map[string]bool{fmt.Sprint(cfg.Host, ":", cfg.Port): true}
 	for _, f := range cfg.Fallbacks {
-		// With sslmode=prefer, each host is listed twice.
-		hosts[fmt.Sprint(f.Host, ":", f.Port)] = true
+		hosts[fmt.Sprint(f.Host, ":", f.Port)] = true // with sslmode=prefer, each host is listed twice
 	}
 	timeout := hasp.DefaultTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -169,8 +156,7 @@ func poolSize(s string) (int, error) {
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 1 || n > maxPoolSize {
-		return 0, fmt.Errorf("%w: parameter pool_size=%q: want a number from 1 to %d",
-			backend.ErrInvalid, s, maxPoolSize)
+		return 0, fmt.Errorf("%w: parameter pool_size=%q: want a number from 1 to %d", backend.ErrInvalid, s, maxPoolSize)
 	}
 	return n, nil
 }

@@ -62,12 +62,13 @@ package pglock
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"iter"
+	"math"
 	"math/rand/v2"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -95,22 +96,25 @@ type Options struct {
 	Schema, Table string
 }
 
-// check returns ErrInvalid if a name is impossible, and sets the default of Table.
-func (o *Options) check() error {
-	for what, name := range map[string]string{"schema": o.Schema, "table": o.Table} {
-		if len(name) > 63 || strings.Contains(name, "\x00") {
-			return fmt.Errorf("%w: %s %q: PostgreSQL takes names of up to 63 bytes",
-				backend.ErrInvalid, what, name)
-		}
-	}
-	o.Table = cmp.Or(o.Table, defaultTable)
-	return nil
-}
-
 // driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
 type driver struct {
-	*database
+	statements *connections // all but renewals: the pool that was passed, or one of our own
+	renewals   *connections // renewals only, so that they never wait behind the program's own work
+	own        bool         // true if Close closes the pool of statements
+	options    Options      // as passed, with the default of Table
+	sql        *statements
+	channel    string      // the first part of the names of the channels that releases send to
+	bouncer    atomic.Bool // true if a pooler shares sessions, so that nothing may be left in them
+
+	// The field takes is a channel that limits the attempts in flight, so that releases find a
+	// connection even if attempts wait for rows that other transactions have locked.
+	takes chan struct{}
+
+	guards   guards
 	listener *listener
+
+	// nextSweep is the earliest time, as a UnixNano, at which this driver sweeps again.
+	nextSweep atomic.Int64
 
 	closing context.Context // ends when Close begins
 	stop    context.CancelFunc
@@ -147,36 +151,49 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 	if err := own.check(); err != nil {
 		return nil, err
 	}
-	return newDriver(ctx, &database{}, pool, own)
-}
-
-// newDriver returns a driver over pool. If it returns an error, it has closed what it has opened,
-// and the pool if that is db's own.
-func newDriver(
-	ctx context.Context, db *database, pool *pgxpool.Pool, o Options,
-) (backend.Driver, error) {
-	if err := db.use(pool); err != nil {
+	d, err := newDriver(pool, false, own)
+	if err != nil {
 		return nil, err
 	}
-
-	d := &driver{database: db}
-	d.closing, d.stop = context.WithCancel(context.Background())
-	d.listener = newListener(db, d.closing, &d.wg)
-	if err := db.setUp(ctx, o); err != nil {
+	if err := d.setUp(ctx); err != nil {
 		d.Close()
 		return nil, err
 	}
-
 	return d, nil
+}
+
+func newDriver(pool *pgxpool.Pool, own bool, o Options) (*driver, error) {
+	cfg := pool.Config()
+	cfg.MaxConns = renewalConns
+	cfg.MinConns = 0
+	cfg.MinIdleConns = 0
+	boundConnect(cfg.ConnConfig)
+	renewals, err := pgxpool.NewWithConfig(context.Background(), cfg) // makes no connection yet
+	if err != nil {
+		return nil, err
+	}
+
+	size := int(pool.Config().MaxConns)
+	d := &driver{statements: newConnections(pool), renewals: newConnections(renewals), own: own, options: o,
+		takes: make(chan struct{}, max(size-max(size/8, 1), 1))}
+	d.closing, d.stop = context.WithCancel(context.Background())
+	d.listener = newListener(d)
+	return d, nil
+}
+
+// renewalConns is how many connections a Client uses for renewals. One statement renews up to 256
+// leases.
+const renewalConns = 2
+
+// boundConnect gives cfg a timeout for each host, because a caller's pool may have none.
+func boundConnect(cfg *pgx.ConnConfig) {
+	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, hasp.DefaultTimeout)
 }
 
 // Traits reports that the driver excludes all clients of the same table, grants fences, obeys
 // KeepUntil and Shared, and ends each call soon after the call's context.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{
-		Fenced: true, MinHold: true, Shared: true,
-		Reach: backend.Network, Cancellation: backend.CancelPrompt,
-	}
+	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
 }
 
 // closeGrace is how long Close waits for the server, which may not answer.
@@ -188,40 +205,37 @@ func (d *driver) Close() error {
 	d.stop()
 	closed := make(chan struct{})
 	go func() {
-		d.close() // may block, because each connection tells the server that it ends
+		d.renewals.Close() // may block, because each connection tells the server that it ends
+		if d.own {
+			d.statements.Close()
+		}
 		close(closed)
 	}()
-
 	select {
 	case <-closed:
 	case <-time.After(closeGrace):
 	}
-
 	d.wg.Wait()
 	return nil
-}
-
-// Listen registers a caller to be woken when its turn has come. When listening begins, the driver
-// wakes all callers.
-func (d *driver) Listen(
-	_ context.Context, c backend.Claim,
-) (wake <-chan struct{}, stop func(), err error) {
-	return d.listener.add(spot{c.Key, c.Shared})
 }
 
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a caller
 // waits that wants the key alone. If a refused caller will wait, the same statement puts the caller
 // into the line of the key, so that a release wakes it when its turn has come.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	if err := checkKey(c.Key); err != nil {
+	began := time.Now()
+	if err := takeSlot(ctx, d.takes); err != nil {
+		if answered, _ := d.statements.health.last(); c.WillRetry && time.Since(began) >= c.Timeout/2 && answered.After(began) {
+			err = &backend.HeldError{} // this is no outage, because the server answers calls that have slots
+		}
 		return backend.Grant{}, err
 	}
+	defer func() { <-d.takes }()
 
 	a, refusal := d.listener.begin(c)
 	if refusal != nil {
 		return backend.Grant{}, refusal
 	}
-
 	for {
 		g, settled, err := d.take(ctx, c, a)
 		if settled || !c.WillRetry || !errors.Is(err, backend.ErrHeld) {
@@ -233,6 +247,17 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 }
 
+// takeSlot blocks until the channel slots has room or ctx is done. The caller gives the slot back
+// by receiving from slots.
+func takeSlot(ctx context.Context, slots chan struct{}) error {
+	select {
+	case slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // These constants say how long a statement waits for a row that another transaction has locked.
 // Meanwhile the statement keeps its connection.
 const (
@@ -240,58 +265,132 @@ const (
 	// guards a write of the last holder may take longer.
 	maxBlocked = 50 * time.Millisecond
 
-	// stillBlocked is for an attempt that takes the last free connection. So releases find one soon,
-	// although attempts wait for guarded rows.
+	// stillBlocked is for an attempt at a key that is known to be guarded, or while d.takes is
+	// full. The callers of these attempts poll, so they leave connections to other callers.
 	stillBlocked = time.Millisecond
 
 	// maxRenewBlocked is for renewals and breaks, which a guard does not block. An attempt also
 	// uses it after the method blocked has found no guard.
 	maxRenewBlocked = time.Second
-
-	// restGuarded is the longest time between two attempts at a key that a transaction guards. The
-	// end of a guard wakes no caller.
-	restGuarded = time.Second
 )
 
-// The method take makes one attempt. It reports whether a refused caller may wait without another
-// attempt.
-func (d *driver) take(
-	ctx context.Context, c backend.Claim, a attempt,
-) (g backend.Grant, settled bool, err error) {
+// heldError returns the error about a hold. The parameter left is the rest of the hold's term in
+// microseconds, or nil if the term has no end.
+func heldError(owner string, shared bool, left *int64) *backend.HeldError {
+	return &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
+}
+
+// unhex decodes an owner or a key, which the statements return in hexadecimal. If text is not
+// hexadecimal, unhex returns it unchanged, because someone may have changed the value by hand.
+func unhex(text string) string {
+	b, err := hex.DecodeString(text)
+	if err != nil {
+		return text
+	}
+	return string(b)
+}
+
+// The function term converts microseconds to a Duration, and nil, which means no end, to -1.
+func term(left *int64) time.Duration {
+	if left == nil {
+		return -1
+	}
+	const most = math.MaxInt64 / int64(time.Microsecond)
+	return time.Duration(min(*left, most)) * time.Microsecond
+}
+
+// guards records the free keys whose rows other transactions have locked, and the times at which
+// these locks were noticed. A key is removed when an attempt at it ends without a lock timeout.
+type guards struct {
+	mu    sync.Mutex // guards the field since
+	since map[string]time.Time
+}
+
+const (
+	maxGuards   = 256         // how many keys are recorded; when there are more keys, all keys are forgotten
+	longestRest = time.Second // the longest time between two attempts at a guarded key
+)
+
+func (g *guards) has(key string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.since[key].IsZero()
+}
+
+func (g *guards) forget(key string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.since, key)
+}
+
+// refusal records that the key is guarded, and returns the error. The end of a guard wakes no
+// caller, so RetryAfter makes the caller ask again. RetryAfter grows with the age of the guard.
+func (g *guards) refusal(key string) *backend.HeldError {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.since[key].IsZero() {
+		if len(g.since) >= maxGuards || g.since == nil {
+			g.since = map[string]time.Time{} // keys that are still guarded are soon recorded again
+		}
+		g.since[key] = time.Now().Add(-maxBlocked)
+	}
+	return &backend.HeldError{RetryAfter: rand.N(min(time.Since(g.since[key]), longestRest))}
+}
+
+// The method take makes one attempt. The caller of take holds a slot of d.takes. It reports whether a
+// refused caller may wait without another attempt.
+func (d *driver) take(ctx context.Context, c backend.Claim, a attempt) (g backend.Grant, settled bool, err error) {
+	if err := checkKey(c.Key); err != nil {
+		return backend.Grant{}, false, err
+	}
 	most := maxBlocked
-	if s := d.statements.Stat(); s.MaxConns() > 1 && s.MaxConns()-s.AcquiredConns() <= 1 {
+	if len(d.takes) == cap(d.takes) && cap(d.takes) > 1 || d.guards.has(c.Key) {
 		most = stillBlocked
 	}
 
 	for {
 		g, settled, err := d.takeOnce(ctx, c, a, most)
 		if !isLockTimeout(err) {
+			d.guards.forget(c.Key)
 			return g, settled, err
 		}
-		if settled, err = d.blocked(ctx, c, err); err != nil {
-			return backend.Grant{}, settled, err
+		row, err := d.blocked(ctx, c, err)
+		if err != nil && !(most < maxRenewBlocked && joinable(c, err)) {
+			return backend.Grant{}, row, err // the caller polls a row that a transaction guards
 		}
 		most = maxRenewBlocked // no transaction guards the row
 	}
 }
 
+// joinable reports whether err is about a shared hold that c can join. The row of such a hold is
+// usually locked only by statements of drivers, which commit at once.
+func joinable(c backend.Claim, err error) bool {
+	var held *backend.HeldError
+	return c.Shared && errors.As(err, &held) && held.Shared
+}
+
 // takeOnce sends one statement for the method take.
-func (d *driver) takeOnce(
-	ctx context.Context, c backend.Claim, a attempt, most time.Duration,
-) (g backend.Grant, settled bool, err error) {
+func (d *driver) takeOnce(ctx context.Context, c backend.Claim, a attempt, most time.Duration) (g backend.Grant, settled bool, err error) {
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // leave time to call the method blocked
 	}
-
+	keep := keepsPlace
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < min(keep, c.Timeout/4) {
+		keep = max(time.Until(end), 0) // the caller's wait ends then, because an attempt may take longer
+	}
 	var (
 		fence, left *int64
 		owner       string
 		shared      bool
+		none        *string
 	)
-	err = d.query(ctx, d.sql.take, func(_ int, rows pgx.Rows) error {
-		return rows.Scan(&fence, &owner, &shared, &left, &settled, nil)
-	}, []byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most),
-		a.number, a.enters, lockWait(maxRenewBlocked), c.Shared, d.channel)
+	scan := func(_ int, rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &settled, &none) }
+	args := []any{[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most), a.number, a.enters, lockWait(maxRenewBlocked), micros(keep)}
+	if c.Shared {
+		err = d.query(ctx, d.sql.join, scan, append(args, d.channel)...)
+	} else {
+		err = d.query(ctx, d.sql.take, scan, args...)
+	}
 
 	switch {
 	case errors.Is(err, errNoRow), isConflict(err):
@@ -300,72 +399,72 @@ func (d *driver) takeOnce(
 	case err != nil:
 		return backend.Grant{}, false, err
 	case fence == nil:
-		held := &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
-		return backend.Grant{}, settled, held
+		return backend.Grant{}, settled, heldError(owner, shared, left)
 	}
 
-	if rand.N(sweepOneIn) == 0 && d.closing.Err() == nil {
-		d.wg.Go(func() { sweepInTurn(d.closing, d) })
-	}
+	d.sweepSeldom()
 	if c.Fenced {
 		g.Fence = uint64(*fence)
 	}
-
 	return g, true, nil
 }
 
 // The method blocked returns why an attempt has timed out on a lock of PostgreSQL. That attempt has
-// changed nothing. If another transaction has locked the row of a free key, the results are true and
-// a HeldError. If a statement such as CREATE INDEX locks the table, the error is an outage, because
-// no key can be taken or renewed. A table lock ends an attempt only if the server, the role or the
-// database has a lock_timeout, because the attempt sets its own after it has the table. If it was
-// another lock, or the lock is gone, blocked returns false and nil, and the caller must retry.
-func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (guarded bool, _ error) {
-	s, lookErr := d.Inspect(ctx, c.Key)
-	if lookErr != nil {
-		return false, err
-	}
-
-	readers := len(s.Shared) > 0
-	if s.Held && !(readers && c.Shared) {
-		owners := append(s.Shared, s.Owner)
-		held := &backend.HeldError{Owner: owners[0], Shared: readers, RetryAfter: max(s.TTL, 0)}
-		return false, held
-	}
-
-	var table, row bool
-	lookErr = d.query(ctx, d.sql.blocked, func(_ int, rows pgx.Rows) error {
-		return rows.Scan(&table, &row)
-	}, []byte(c.Key), d.sql.name)
+// changed nothing. If another transaction has locked the row, the results are true and a HeldError.
+// If a statement such as CREATE INDEX locks the table, the error is an outage, because no key can
+// be taken or renewed. A table lock ends an attempt only if the server, the role or the database
+// has a lock_timeout, because the attempt sets its own after it has the table. If it was another
+// lock, or the lock is gone, blocked returns false and nil, and the caller must retry.
+func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
+	var (
+		held, shared, table bool
+		owner               string
+		left                *int64
+	)
+	lookErr := d.query(ctx, d.sql.blocked, func(_ int, rows pgx.Rows) error {
+		return rows.Scan(&held, &owner, &shared, &left, &table, &row)
+	}, []byte(c.Key), d.sql.name, lockWait(maxRenewBlocked))
 	switch {
 	case lookErr != nil:
 		return false, err
+	case held:
+		return false, heldError(owner, shared, left)
 	case table:
-		const why = "another statement, such as CREATE INDEX, locks the whole table"
-		return false, fmt.Errorf("%w (%s)", err, why)
-	case row && !s.Held:
-		return true, &backend.HeldError{RetryAfter: rand.N(restGuarded)}
+		return false, fmt.Errorf("%w (another statement, such as CREATE INDEX, locks the whole table)", err)
+	case row:
+		return true, d.guards.refusal(c.Key)
 	case ctx.Err() != nil:
 		return false, err
 	}
-
 	return false, nil
 }
 
-// Renew makes the term of each hold last for at least the TTL of its claim, in one statement.
-func (d *driver) Renew(
-	ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error),
-) {
-	keys := make([][]byte, len(cs))
-	tokens := make([]string, len(cs))
-	ttls := make([]int64, len(cs))
+// Renew makes the term of each hold last for at least the TTL of its claim. One statement renews
+// all exclusive holds, and another statement renews all shared holds.
+func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+	var exclusive, shared []int
 	for i, c := range cs {
-		keys[i] = []byte(c.Key)
-		tokens[i] = c.Token
-		ttls[i] = micros(c.TTL)
+		if c.Shared {
+			shared = append(shared, i)
+		} else {
+			exclusive = append(exclusive, i)
+		}
+	}
+	d.renew(ctx, d.sql.renew, cs, exclusive, done)
+	d.renew(ctx, d.sql.renewShared, cs, shared, done)
+}
+
+// The method renew renews the claims cs[which[0]], cs[which[1]] and so on.
+func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, which []int, done func(i int, g backend.Grant, err error)) {
+	if len(which) == 0 {
+		return
+	}
+	keys, tokens, ttls := make([][]byte, len(which)), make([]string, len(which)), make([]int64, len(which))
+	for n, i := range which {
+		keys[n], tokens[n], ttls[n] = []byte(cs[i].Key), cs[i].Token, micros(cs[i].TTL)
 	}
 
-	renewed := make([]bool, len(cs))
+	renewed := make([]bool, len(which))
 	scan := func(row int, rows pgx.Rows) error {
 		if row == 0 {
 			clear(renewed) // PostgreSQL has undone the attempts before
@@ -377,19 +476,18 @@ func (d *driver) Renew(
 		renewed[n-1] = true
 		return nil
 	}
-
 	args := []any{keys, tokens, ttls, lockWait(maxRenewBlocked)}
-	err := d.queryOn(ctx, d.renewals, d.sql.renew, scan, args...)
+	err := d.queryOn(ctx, d.renewals, sql, scan, args...)
 	if code(err) == tooManyConnections {
 		// Nothing was sent. The server has no connection left, but the other pool may have one.
-		err = d.query(ctx, d.sql.renew, scan, args...)
+		err = d.query(ctx, sql, scan, args...)
 	}
 
-	for i := range cs {
+	for n, i := range which {
 		switch {
 		case err != nil && !errors.Is(err, errNoRow):
 			done(i, backend.Grant{}, err)
-		case err != nil, !renewed[i]:
+		case err != nil, !renewed[n]:
 			done(i, backend.Grant{}, backend.ErrLost)
 		default:
 			done(i, backend.Grant{}, nil)
@@ -398,104 +496,53 @@ func (d *driver) Renew(
 }
 
 // Release frees c.Key and wakes the next waiter. If c.KeepUntil is set, the key stays taken until
-// that time. A release of a shared hold does not affect the other shared holds. The token may also
-// belong to a caller that has waited, and whose place keeps others out. Then the place ends.
+// that time. A release of a shared hold does not affect the other shared holds.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
-	waiter := d.listener.leaves(spot{c.Key, c.Shared}, c.Token)
-	e := ending{key: c.Key, token: &c.Token, waiter: waiter}
-	if rest := time.Until(c.KeepUntil); rest > 0 && !c.Shared {
-		e.keep = new(micros(rest))
+	if checkKey(c.Key) != nil {
+		return backend.ErrLost
 	}
-	ended, err := d.end(ctx, e, c.Timeout)
-	if err == nil && !ended {
-		err = backend.ErrLost
-	}
-	return err
-}
 
-// Break ends every hold of key, and wakes the next waiter.
-func (d *driver) Break(ctx context.Context, key string) error {
-	if err := checkKey(key); err != nil {
+	var err error
+	if c.Shared {
+		err = d.exec(ctx, d.sql.leave, []byte(c.Key), c.Token, d.channel, lockWait(c.Timeout))
+	} else {
+		var while *int64
+		if rest := time.Until(c.KeepUntil); rest > 0 {
+			while = new(micros(rest))
+		}
+		err = d.exec(ctx, d.sql.release, []byte(c.Key), c.Token, while, d.channel, lockWait(c.Timeout))
+	}
+	if !errors.Is(err, errNoRow) {
 		return err
 	}
-	_, err := d.end(ctx, ending{key: key}, maxRenewBlocked)
-	return err
-}
 
-// Inspect returns the holder of key, without waiters, because the table has no names of them. Every
-// hold raises the key's fence, but Status.Fence is zero if the last claim did not ask for a fence.
-func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	if err := checkKey(key); err != nil {
-		return backend.Status{}, err
-	}
-
-	var e backend.Entry
-	err := d.query(ctx, d.sql.inspect, func(_ int, rows pgx.Rows) (err error) {
-		e, err = scanEntry(rows)
-		return err
-	}, []byte(key))
-	if errors.Is(err, errNoRow) {
-		err = nil // the key has no row
-	}
-
-	return e.Status, err
-}
-
-// List returns the keys that are held. Each statement looks at 1,000 rows.
-func (d *driver) List(
-	ctx context.Context, prefix string, timeout time.Duration,
-) iter.Seq2[backend.Entry, error] {
-	return func(yield func(backend.Entry, error) bool) {
-		for after := []byte(nil); ; {
-			page, last, err := d.page(ctx, []byte(prefix), after, timeout)
-			for _, e := range page {
-				if !strings.HasPrefix(e.Key, prefix) {
-					return // keys are in order, so no more keys have the prefix
-				}
-				if e.Held && !yield(e, nil) {
-					return
-				}
-			}
-
-			if ctx.Err() != nil {
-				err = ctx.Err()
-			}
-			if err != nil {
-				yield(backend.Entry{}, err)
-			}
-			if err != nil || last == nil {
-				return
-			}
-			after = last
+	// The token may belong to a caller that has waited, and whose place keeps others out.
+	if number := d.listener.leaves(spot{c.Key, c.Shared}, c.Token); number != 0 {
+		if err := d.quit(ctx, c.Key, number, c.Timeout); err != nil {
+			return err
 		}
 	}
+	return backend.ErrLost
 }
 
-// page returns the entries that list.sql finds in the next 1,000 rows, and the last key, after
-// which the next page begins. If there are no more rows, all results are nil.
-func (d *driver) page(
-	ctx context.Context, prefix, after []byte, timeout time.Duration,
-) (page []backend.Entry, last []byte, err error) {
-	within, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	err = d.query(within, d.sql.list, func(row int, rows pgx.Rows) error {
-		e, err := scanEntry(rows)
-		page = append(page[:row], e)
-		last = []byte(e.Key)
-		return err
-	}, prefix, after)
+// quit removes a waiter from the line of a key. If it is the heir, the next waiter is woken.
+func (d *driver) quit(ctx context.Context, key string, number int64, most time.Duration) error {
+	err := d.exec(ctx, d.sql.quit, []byte(key), number, d.channel, lockWait(most))
 	if errors.Is(err, errNoRow) {
-		return nil, nil, nil
+		return nil
 	}
-
-	return page, last, err
+	return err
 }
 
 // checkKey returns ErrInvalid if key is too long.
 func checkKey(key string) error {
 	if len(key) > maxKey {
-		return fmt.Errorf("%w: the key has %d bytes; pglock takes up to %d: use a hash of it",
-			backend.ErrInvalid, len(key), maxKey)
+		return fmt.Errorf("%w: the key has %d bytes; pglock takes up to %d: use a hash of it", backend.ErrInvalid, len(key), maxKey)
 	}
 	return nil
+}
+
+// micros returns d in microseconds, rounded up.
+func micros(d time.Duration) int64 {
+	return int64((d + time.Microsecond - 1) / time.Microsecond)
 }

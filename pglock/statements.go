@@ -14,8 +14,11 @@ var files embed.FS
 type statements struct {
 	name string // the name of the table, in quotes
 
-	table, take, blocked, renew, release, inspect, list, sweep string
+	table, take, join, blocked, renew, renewShared, release, leave, quit, breakKey, inspect, list, sweep string
 }
+
+// fragments are the files whose text other files use, such as {pass}.
+var fragments = []string{"present", "barred", "settled", "ahead", "leaves", "enters", "pass", "passes", "entry"}
 
 // newStatements returns the statements for a table. If schema is empty, the search path applies.
 func newStatements(schema, table string) *statements {
@@ -23,7 +26,6 @@ func newStatements(schema, table string) *statements {
 	if schema != "" {
 		name = pgx.Identifier{schema, table}.Sanitize()
 	}
-
 	read := func(file string) string {
 		b, err := files.ReadFile("sql/" + file + ".sql")
 		if err != nil {
@@ -31,21 +33,22 @@ func newStatements(schema, table string) *statements {
 		}
 		return withoutComments(string(b))
 	}
-
 	parts := []string{"{table}", name}
-	for _, file := range []string{"present", "refuses", "entry"} { // parts of other files
+	for _, file := range fragments {
 		parts = append(parts, "{"+file+"}", read(file))
 	}
-
-	fill := strings.NewReplacer(parts...)
-	text := func(file string) string {
-		return fill.Replace(fill.Replace(read(file))) // twice, because refuses contains present
+	for _, channel := range []string{"$2", "$3", "$4"} {
+		parts = append(parts, "{wake "+channel+"}", strings.ReplaceAll(read("wake"), "{channel}", channel))
 	}
-
+	fill := strings.NewReplacer(parts...)
+	// Fill in twice, because fragments use fragments.
+	text := func(file string) string { return fill.Replace(fill.Replace(read(file))) }
 	return &statements{
-		name: name, table: text("table"), take: text("take"), blocked: text("blocked"),
-		renew: text("renew"), release: text("release"), inspect: text("inspect"),
-		list: text("list"), sweep: text("sweep"),
+		name:  name,
+		table: text("table"), take: text("take"), join: text("join"), blocked: text("blocked"),
+		renew: text("renew"), renewShared: text("renewshared"),
+		release: text("release"), leave: text("leave"), quit: text("quit"),
+		breakKey: text("break"), inspect: text("inspect"), list: text("list"), sweep: text("sweep"),
 	}
 }
 

@@ -3,6 +3,7 @@ package pglock
 import (
 	"context"
 	"crypto/rand"
+	mathrand "math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,37 +14,46 @@ import (
 const (
 	sweepAge   = time.Hour   // how long a row must be unused before a sweep deletes it
 	sweepEvery = time.Minute // the shortest time between two sweeps, by any clients
+	sweepOneIn = 1000        // one grant of this many, on average, starts an attempt to sweep
 	sweepCall  = 10 * time.Second
-
-	// One grant of sweepOneIn, on average, starts an attempt to sweep. The choice is random, so that
-	// even programs that live only for a second sweep sometimes.
-	sweepOneIn = 1000
 )
 
-// sweepInTurn deletes the rows of unused keys, unless a client has swept within the last minute. For
-// that, it takes the empty key, which no caller can use, for a term of a minute.
-func sweepInTurn(ctx context.Context, d *driver) {
+// sweepSeldom is called after each grant. After one grant of 1,000, chosen at random, it deletes
+// the rows of unused keys. Because of this random choice, even programs that live only for a second
+// sweep sometimes.
+func (d *driver) sweepSeldom() {
+	now, next := time.Now(), d.nextSweep.Load()
+	if mathrand.N(sweepOneIn) != 0 || now.UnixNano() < next || d.closing.Err() != nil {
+		return
+	}
+	if d.nextSweep.CompareAndSwap(next, now.Add(sweepEvery).UnixNano()) {
+		d.wg.Go(func() { d.sweepInTurn(d.closing) })
+	}
+}
+
+// sweepInTurn sweeps unless a client has swept within the last minute. For that, it takes the empty
+// key, which no caller can use, for a term of a minute.
+func (d *driver) sweepInTurn(ctx context.Context) {
 	turn := backend.Claim{Token: rand.Text(), TTL: sweepEvery, Timeout: sweepCall}
 	within, cancel := context.WithTimeout(ctx, sweepCall)
 	defer cancel()
 	if _, err := d.Acquire(within, turn); err == nil {
-		_ = sweepAll(ctx, d.database, sweepAge) // if it fails, a later sweep deletes the rows
+		_ = d.sweepAll(ctx, sweepAge) // a later sweep deletes the rows that this sweep leaves
 	}
 }
 
 // sweepAll deletes the rows of all keys that were unused for longer than the duration age. Each
 // statement begins at the key where the statement before has ended.
-func sweepAll(ctx context.Context, db *database, age time.Duration) error {
+func (d *driver) sweepAll(ctx context.Context, age time.Duration) error {
 	for next := new(""); next != nil; {
 		within, cancel := context.WithTimeout(ctx, sweepCall)
-		err := db.query(within, db.sql.sweep, func(_ int, rows pgx.Rows) error {
-			return rows.Scan(&next)
-		}, micros(age), *next)
+		var n int64
+		err := d.query(within, d.sql.sweep, func(_ int, rows pgx.Rows) error { return rows.Scan(&next, &n) },
+			micros(age), *next)
 		cancel()
 		if err != nil {
 			return err
 		}
 	}
-
 	return nil
 }

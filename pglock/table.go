@@ -1,9 +1,10 @@
 package pglock
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"strings"
 
@@ -17,10 +18,9 @@ const minVersion = 130000
 
 // columns lists the columns that the table must have, with their types.
 var columns = []string{
-	"ends timestamp with time zone[]", "expires timestamp with time zone", "fence bigint",
-	"fenced boolean", "heir bigint", "heir_until timestamp with time zone", "key bytea",
-	"owner bytea", "readers jsonb", "since timestamp with time zone", "token text",
-	"waiters bigint[]",
+	"ends timestamp with time zone[]", "expires timestamp with time zone", "fence bigint", "fenced boolean",
+	"heir bigint", "heir_until timestamp with time zone", "key bytea", "owner bytea", "readers jsonb",
+	"since timestamp with time zone", "token text", "waiters bigint[]",
 }
 
 // The type found is the database's answer about the table.
@@ -35,52 +35,76 @@ type found struct {
 	rights   bool     // this user may use the table
 }
 
-const find = `SELECT current_setting('server_version_num')::int,
-	current_user::text, current_database()::text,
+const find = `SELECT current_setting('server_version_num')::int, current_user::text, current_database()::text,
 	coalesce(current_schema(), '')::text, coalesce(n.nspname, '')::text,
 	ARRAY(SELECT a.attname || ' ' || format_type(a.atttypid, NULL) FROM pg_attribute a
-		WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-		ORDER BY a.attname COLLATE "C"),
-	EXISTS (SELECT FROM pg_index i
-		JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ALL (i.indkey)
+		WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attname COLLATE "C"),
+	EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ALL (i.indkey)
 		WHERE i.indrelid = c.oid AND i.indisprimary AND a.attname = 'key'),
 	coalesce(has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') AND
 		has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE'), false)
 FROM (SELECT to_regclass($1) AS oid) t
 	LEFT JOIN pg_class c ON c.oid = t.oid LEFT JOIN pg_namespace n ON n.oid = c.relnamespace`
 
-// tableSchema returns the schema of the table that o names. It creates the table if there is none.
-func tableSchema(ctx context.Context, c *pgx.Conn, o Options) (string, error) {
-	f, err := findTable(ctx, c, o)
+// check returns ErrInvalid if a name is impossible, and sets the default of Table.
+func (o *Options) check() error {
+	for what, name := range map[string]string{"schema": o.Schema, "table": o.Table} {
+		if len(name) > 63 || strings.Contains(name, "\x00") {
+			return fmt.Errorf("%w: %s %q: PostgreSQL takes names of up to 63 bytes", backend.ErrInvalid, what, name)
+		}
+	}
+	if o.Table == "" {
+		o.Table = defaultTable
+	}
+	return nil
+}
+
+// setUp finds or creates the table, and prepares the statements for it.
+func (d *driver) setUp(ctx context.Context) error {
+	c, err := d.statements.Acquire(ctx)
+	if err != nil {
+		return diagnose(err)
+	}
+	defer c.Release()
+	if err := d.notice(ctx, c.Conn(), false); err != nil {
+		return diagnose(err)
+	}
+
+	f, err := d.find(ctx, c.Conn())
 	if err == nil && f.schema == "" {
-		if err = createTable(ctx, c, o, f); err == nil {
-			f, err = findTable(ctx, c, o)
+		if err = d.create(ctx, c.Conn(), f); err == nil {
+			f, err = d.find(ctx, c.Conn())
 		}
 	}
 	if err != nil {
-		return "", err
+		return err
 	}
-	return f.schema, f.check(o.Table)
+
+	if err := f.check(d.options.Table); err != nil {
+		return err
+	}
+	d.sql = newStatements(f.schema, d.options.Table)
+	h := fnv.New64a()
+	h.Write([]byte(f.schema + "\x00" + d.options.Table))
+	d.channel = fmt.Sprintf("hasp_%x", h.Sum64())
+	return nil
 }
 
-// findTable looks for the table.
-func findTable(ctx context.Context, c *pgx.Conn, o Options) (f found, err error) {
-	name := pgx.Identifier{o.Table}
-	if o.Schema != "" {
-		name = pgx.Identifier{o.Schema, o.Table}
+// The method find looks for the table.
+func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
+	name := pgx.Identifier{d.options.Table}
+	if d.options.Schema != "" {
+		name = pgx.Identifier{d.options.Schema, d.options.Table}
 	}
-
 	err = c.QueryRow(ctx, find, pgx.QueryExecModeExec, name.Sanitize()).Scan(
 		&f.version, &f.user, &f.database, &f.current, &f.schema, &f.columns, &f.primary, &f.rights)
 	if f.version > 0 && f.version < minVersion {
-		return f, fmt.Errorf("%w: this server is PostgreSQL %d.%d: pglock needs version 13 or later",
-			backend.ErrInvalid, f.version/10000, f.version%10000)
+		return f, fmt.Errorf("%w: this server is PostgreSQL %d.%d: pglock needs version 13 or later", backend.ErrInvalid, f.version/10000, f.version%10000)
 	}
 	if code(err) == insufficientRights {
 		// The table may exist, but PostgreSQL does not say so if the user may not use the schema.
-		return f, noRights(err, c.Config().User, o.Schema, o.Table)
+		return f, noRights(err, c.Config().User, d.options.Schema, d.options.Table)
 	}
-
 	return f, diagnose(err)
 }
 
@@ -88,37 +112,43 @@ func findTable(ctx context.Context, c *pgx.Conn, o Options) (f found, err error)
 // that someone else may have to run.
 func noRights(err error, user, schema, table string) error {
 	ddl := strings.Join(strings.Fields(newStatements(schema, table).table), " ")
-	s := pgx.Identifier{schema}.Sanitize()
-	t := pgx.Identifier{schema, table}.Sanitize()
-	u := pgx.Identifier{user}.Sanitize()
-	return fmt.Errorf("user %s may not create the table of the locks in schema %s; "+
-		"have someone run: %s; GRANT USAGE ON SCHEMA %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s (%w)",
+	s, t, u := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{schema, table}.Sanitize(), pgx.Identifier{user}.Sanitize()
+	return fmt.Errorf("user %s may not create the table of the locks in schema %s; have someone run: "+
+		"%s; GRANT USAGE ON SCHEMA %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s (%w)",
 		user, schema, ddl, s, u, t, u, err)
 }
 
-// createTable creates the table, unless another client has just done so.
-func createTable(ctx context.Context, c *pgx.Conn, o Options, f found) error {
-	schema := cmp.Or(o.Schema, f.current)
+// The method create creates the table, unless another client has just done so.
+func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
+	schema := d.options.Schema
 	if schema == "" {
-		return fmt.Errorf("%w: the search path of user %s has no schema: "+
-			"name one with the parameter schema", backend.ErrInvalid, f.user)
+		schema = f.current
+	}
+	if schema == "" {
+		return fmt.Errorf("%w: the search path of user %s has no schema: name one with the parameter schema", backend.ErrInvalid, f.user)
 	}
 
-	ddl := newStatements(schema, o.Table).table
+	ddl := newStatements(schema, d.options.Table).table
 	_, err := c.Exec(ctx, ddl, pgx.QueryExecModeExec)
 	if isMade(err) {
 		return nil
 	}
-
 	switch code(err) {
 	case insufficientRights:
-		return noRights(err, f.user, schema, o.Table)
+		return noRights(err, f.user, schema, d.options.Table)
 	case "3F000":
-		return fmt.Errorf("%w: there is no schema %q in database %s: "+
-			"create it, or check the parameter schema", backend.ErrInvalid, schema, f.database)
+		return fmt.Errorf("%w: there is no schema %q in database %s: create it, or check the parameter schema", backend.ErrInvalid, schema, f.database)
 	}
-
 	return diagnose(err)
+}
+
+// makeTable creates the table again after it has vanished.
+func (d *driver) makeTable(ctx context.Context) error {
+	err := d.queryOnce(ctx, d.statements, d.sql.table, func(int, pgx.Rows) error { return nil }, nil)
+	if errors.Is(err, errNoRow) || isMade(err) {
+		return nil
+	}
+	return err
 }
 
 // check returns an error if the table is not for hasp's locks, or if the user may not use it.
@@ -127,14 +157,36 @@ func (f found) check(table string) error {
 	switch {
 	case f.schema == "":
 		return fmt.Errorf("the table %q vanished after its creation: try again", table)
+	case slices.Contains(f.columns, "writer_until timestamp with time zone"):
+		return fmt.Errorf("%w: the table %s is of an older hasp: stop its clients, and run: DROP TABLE %s", backend.ErrInvalid, name, name)
 	case !slices.Equal(f.columns, columns) || !f.primary:
-		return fmt.Errorf("%w: the table %s is not a table of hasp's locks, or of an older hasp: "+
-			"name another one with the parameter table, or stop all clients and drop it",
-			backend.ErrInvalid, name)
+		return fmt.Errorf("%w: the table %s is not a table of hasp's locks: name another one with the parameter table", backend.ErrInvalid, name)
 	case !f.rights:
-		return fmt.Errorf("user %s may not use the table %s; have its owner run: "+
-			"GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s", f.user, name, name, pgx.Identifier{f.user}.Sanitize())
+		return fmt.Errorf("user %s may not use the table %s; have its owner run: GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s",
+			f.user, name, name, pgx.Identifier{f.user}.Sanitize())
 	}
-
 	return nil
+}
+
+// notice finds out whether a connection pooler is between the driver and the server. If there is a
+// pooler, the answer comes from another server process than the one that was named when the
+// connection began. If there is no pooler and own is true, notice sets the session's isolation
+// level to read committed, which has the fewest conflicts, lock_timeout to 0, and plan_cache_mode so
+// that each statement is planned once. Without the 0, a wait for a table lock could end with the
+// same error as a wait for a row (see blocked).
+func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
+	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
+		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) ||
+			set_config('plan_cache_mode', 'force_generic_plan', false) END`
+	var pooled bool
+	var settings *string
+	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &settings)
+	if err == nil {
+		d.bouncer.Store(pooled)
+		if pooled {
+			d.listener.set(true) // LISTEN does not work through a pooler
+		}
+		lastAnswer(c)
+	}
+	return err
 }

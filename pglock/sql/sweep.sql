@@ -16,6 +16,6 @@ WITH page AS MATERIALIZED (
         AND l.fence < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - $1::bigint
     FOR UPDATE OF l SKIP LOCKED
 ), gone AS (
-    DELETE FROM {table} l USING old WHERE l.key = old.key
+    DELETE FROM {table} l USING old WHERE l.key = old.key RETURNING set_config('synchronous_commit', 'off', true)
 )
-SELECT (SELECT encode(key, 'hex') FROM page ORDER BY key DESC LIMIT 1)
+SELECT (SELECT encode(key, 'hex') FROM page ORDER BY key DESC LIMIT 1), (SELECT count(*) FROM gone)

@@ -1,0 +1,169 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// errNoRow says that a statement returned no row.
+var errNoRow = errors.New("pglock: no row")
+
+// These are SQLSTATE codes of PostgreSQL's errors.
+const (
+	serializationFailure = "40001"
+	deadlockDetected     = "40P01"
+	lockNotAvailable     = "55P03"
+	undefinedTable       = "42P01"
+	readOnlyTransaction  = "25006"
+	duplicateTable       = "42P07"
+	duplicateObject      = "42710" // here the row type of a table
+	uniqueViolation      = "23505"
+	insufficientRights   = "42501"
+	tooManyConnections   = "53300"
+)
+
+// The function code returns the SQLSTATE code of a PostgreSQL error, or "".
+func code(err error) string {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) {
+		return pe.Code
+	}
+	return ""
+}
+
+// isMade reports whether a statement that creates the table has failed because another client has
+// just created the table.
+func isMade(err error) bool {
+	c := code(err)
+	return c == duplicateTable || c == duplicateObject || c == uniqueViolation
+}
+
+func isLockTimeout(err error) bool { return code(err) == lockNotAvailable }
+
+// isConflict reports whether PostgreSQL has undone a statement because of another statement.
+func isConflict(err error) bool {
+	c := code(err)
+	return c == serializationFailure || c == deadlockDetected
+}
+
+// maxConflicts bounds how often a statement is repeated after conflicts. In each conflict another
+// statement has succeeded, so a statement is unlikely to have many conflicts in a row.
+const maxConflicts = 10
+
+// query does what queryOn does, on a connection for statements.
+func (d *driver) query(ctx context.Context, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
+	return d.queryOn(ctx, d.statements, sql, scan, args...)
+}
+
+// queryOn runs a statement and calls the function scan for each row. If there is no row, the error
+// is errNoRow. Each attempt counts its rows from zero, because a conflict at the commit undoes an
+// attempt whose rows have been read.
+//
+// It repeats a statement that has certainly changed nothing, because PostgreSQL has undone it after
+// a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
+// isolation level is above read committed, serialization failures. After any other error the
+// statement is not repeated, because it may have been carried out.
+func (d *driver) queryOn(ctx context.Context, on *connections, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
+	for conflicts, made := 0, false; ; {
+		err := d.queryOnce(ctx, on, sql, scan, args)
+		switch {
+		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
+			conflicts++
+		case code(err) == undefinedTable && !made && ctx.Err() == nil:
+			// Make the table again. It was dropped, or another database answers now.
+			made = true
+			if d.makeTable(ctx) != nil {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// exec does what query does, but ignores the values of the rows.
+func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
+	return d.query(ctx, sql, func(int, pgx.Rows) error { return nil }, args...)
+}
+
+func (d *driver) queryOnce(ctx context.Context, on *connections, sql string, scan func(row int, rows pgx.Rows) error, args []any) (err error) {
+	c, err := on.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	sent := time.Now()
+	defer func() {
+		on.health.note(ctx, c.Conn(), sent, err)
+		release(c)
+	}()
+
+	args = slices.Clone(args) // because a retry needs args
+	for i, arg := range args {
+		if most, ok := arg.(lockWait); ok {
+			args[i] = most.timeout(ctx)
+		}
+	}
+	if _, doubt := on.health.last(); d.bouncer.Load() || time.Since(doubt) < time.Minute {
+		// Do not prepare the statement, because that takes a second round trip. Over a slow link,
+		// the first statement on each new connection would fail.
+		args = append([]any{pgx.QueryExecModeExec}, args...)
+	}
+	rows, err := c.Conn().Query(ctx, sql, args...)
+	if err != nil {
+		return d.failed(c.Conn(), err)
+	}
+	defer rows.Close()
+	n := 0
+	for ; rows.Next(); n++ {
+		if err := scan(n, rows); err != nil {
+			return err
+		}
+	}
+	rows.Close() // after this, rows.Err returns the outcome of the statement
+	switch err := rows.Err(); {
+	case err != nil:
+		return d.failed(c.Conn(), err)
+	case n == 0:
+		return errNoRow
+	}
+	return nil
+}
+
+// hangUp tells the server that c ends, and closes c without waiting for an answer.
+func hangUp(c *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	c.Close(ctx)
+}
+
+// The method failed returns err, the error of a statement, in one line.
+func (d *driver) failed(c *pgx.Conn, err error) error {
+	if code(err) == readOnlyTransaction {
+		// End both connections to the server, because it may be a former primary.
+		hangUp(c)
+		d.listener.leave()
+		return fmt.Errorf("%w (%s)", err, hint(err))
+	}
+	return oneLine(err)
+}
+
+// lockWait is an argument that says how long a statement may wait for locks of PostgreSQL. When the
+// statement has a connection, the wait is shortened to end at the caller's
+// deadline. Otherwise the server could carry out the statement long after the caller has left.
+type lockWait time.Duration
+
+// The method timeout returns the value for lock_timeout.
+func (w lockWait) timeout(ctx context.Context) string {
+	most := time.Duration(w)
+	if end, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(end))
+	}
+	return strconv.FormatInt(max(most.Milliseconds(), 1), 10)
+}
