@@ -149,10 +149,13 @@ func (g *gather) send(batch []*change) {
 	}
 	r, err := g.d.txn(ctx, nil, parts)
 	if isGone(err) || backend.Definite(err) {
-		// etcd has refused all changes because of one, or because they are too large together.
+		// etcd has refused all changes because of one, or because they are too large together. They
+		// go at the same time, because over a slow link the last of many would be too late.
+		var wg sync.WaitGroup
 		for _, c := range batch {
-			g.send([]*change{c})
+			wg.Go(func() { g.send([]*change{c}) })
 		}
+		wg.Wait()
 		return
 	}
 	for i, c := range batch {
