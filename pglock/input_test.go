@@ -66,11 +66,10 @@ func TestBadURLs(t *testing.T) {
 
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
-	l := await.Value(net.Listen("tcp", "127.0.0.1:0"))
-	l.Close()
-	_, err := hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+l.Addr().String()+"/db", nil)
+	const dead = "127.0.0.1:1" // port 1 belongs to tcpmux, and the kernel gives it to no socket by chance
+	_, err := hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+dead+"/db", nil)
 	clear(t, err, "is PostgreSQL running there?")
-	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+l.Addr().String()+","+l.Addr().String()+"/db", nil)
+	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+dead+","+dead+"/db", nil)
 	clear(t, err, "is PostgreSQL running there?")
 
 	silent := await.Value(net.Listen("tcp", "127.0.0.1:0"))
