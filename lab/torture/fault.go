@@ -111,6 +111,7 @@ func (c *catalog) links() {
 	}
 
 	add(0.5, 0.5, "connections cut", (*faultproxy.Proxy).Cut, nil)
+	add(0.5, 0.5, "connections dead in silence", (*faultproxy.Proxy).Forget, nil)
 	add(0.6, 3, "link stalled", (*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Flow)
 	add(0.6, 3, "link cut one way, to the server", (*faultproxy.Proxy).StallRequests,
 		(*faultproxy.Proxy).Flow)

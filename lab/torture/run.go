@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hasplock/hasp/internal/clock"
@@ -204,11 +205,19 @@ func (r *run) await(ctx context.Context, key int, client string, since int64) (a
 	return at
 }
 
-// still ends the run because there is no progress.
+// still ends the run because there is no progress. The clients print the stacks of their goroutines
+// and end, so that the output shows what they wait for.
 func (r *run) still(format string, args ...any) {
 	holders, waiters := r.rec.seen()
 	args = append(args, len(holders), len(waiters))
 	r.fail("stood still", clock.Now(), format+"; %d hold a key, %d wait", args...)
+	for _, s := range r.seats {
+		_ = s.Signal(syscall.SIGQUIT) // it fails if the process has ended
+		select {
+		case <-s.done:
+		case <-time.After(10 * time.Second): // the process is stopped, for instance
+		}
+	}
 	r.Check(errStill)
 }
 
@@ -223,6 +232,13 @@ func (r *run) drain(ctx context.Context) {
 			func() bool { return r.rec.over(s.String()) })
 		if !over {
 			r.still("%s does not end", s)
+		}
+	}
+
+	// A server keeps a connection that has died in silence, and what was subscribed on it, for minutes.
+	for _, links := range r.store.links {
+		for _, link := range links {
+			link.Cut()
 		}
 	}
 
