@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -63,13 +64,33 @@ type record struct {
 	// key
 	thinned [][2]int64
 	left    map[string]string // what is left in each process that has closed its Client
+
+	// for each process, when its last report of each kind came
+	heard map[string]map[string]time.Time
 }
 
 func newRecord(run string, losing bool, out io.Writer) *record {
 	return &record{
 		run: run, losing: losing, out: out,
 		open: map[turnID]*lockCall{}, highest: map[int]uint64{}, left: map[string]string{},
+		heard: map[string]map[string]time.Time{},
 	}
+}
+
+// ages says for each process how long ago its last report of each kind came.
+func (r *record) ages() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []string
+	for _, client := range slices.Sorted(maps.Keys(r.heard)) {
+		text := client + ":"
+		for _, kind := range slices.Sorted(maps.Keys(r.heard[client])) {
+			age := time.Since(r.heard[client][kind]).Round(10 * time.Millisecond)
+			text += fmt.Sprintf(" %s %v", kind, age)
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, "; ")
 }
 
 // entry is a line of a history.
@@ -90,6 +111,11 @@ func (r *record) take(client string, e report) {
 	if r.out != nil {
 		_ = json.NewEncoder(r.out).Encode(entry{r.run, client, e})
 	}
+
+	if r.heard[client] == nil {
+		r.heard[client] = map[string]time.Time{}
+	}
+	r.heard[client][e.What] = time.Now()
 
 	id := turnID{client, e.ID}
 	t := r.open[id]

@@ -209,8 +209,8 @@ func (r *run) await(ctx context.Context, key int, client string, since int64) (a
 // and end, so that the output shows what they wait for.
 func (r *run) still(format string, args ...any) {
 	holders, waiters := r.rec.seen()
-	args = append(args, len(holders), len(waiters))
-	r.fail("stood still", clock.Now(), format+"; %d hold a key, %d wait", args...)
+	args = append(args, len(holders), len(waiters), r.rec.ages())
+	r.fail("stood still", clock.Now(), format+"; %d hold a key, %d wait; reports: %s", args...)
 	for _, s := range r.seats {
 		_ = s.Signal(syscall.SIGQUIT) // it fails if the process has ended
 		select {
