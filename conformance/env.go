@@ -186,7 +186,7 @@ func (e *env) arrives(what string, done <-chan error) error {
 	panic("unreachable")
 }
 
-// each calls f(0) to f(n-1) at the same time, and joins the errors of failed steps.
+// each calls f(0) to f(n-1) at the same time, and joins the errors of the first failed steps.
 func (e *env) each(n int, f func(i int)) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -194,7 +194,10 @@ func (e *env) each(n int, f func(i int)) error {
 		wg.Go(func() { errs[i] = e.try(func() { f(i) }) })
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+
+	const most = 3
+	failed := slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	return errors.Join(failed[:min(len(failed), most)]...)
 }
 
 // labelName is the name of a profiler label on the goroutines of a clause. A goroutine inherits the
