@@ -2,11 +2,18 @@ package etcdlock_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -147,9 +154,31 @@ func TestProxy(t *testing.T) {
 }
 
 // TestUsers opens an etcd without users and one with.
+// A token of either kind lasts for 3 s. A simple one lasts longer if it is used; a JWT does not.
 func TestUsers(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1, "--auth-token-ttl", "3")[0]
+	t.Run("simple", func(t *testing.T) { testUsers(t, "--auth-token-ttl", "3") })
+	t.Run("jwt", func(t *testing.T) { testUsers(t, "--auth-token", jwt(t, "3s")) })
+}
+
+// jwt returns the value of etcd's flag --auth-token for tokens that etcd signs.
+func jwt(t *testing.T, ttl string) string {
+	key := await.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	private := await.Value(x509.MarshalECPrivateKey(key))
+	public := await.Value(x509.MarshalPKIXPublicKey(&key.PublicKey))
+	file := func(kind string, der []byte) string {
+		name := filepath.Join(t.TempDir(), "key.pem")
+		text := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+		await.Must(t, os.WriteFile(name, text, 0o600))
+		return name
+	}
+	return fmt.Sprintf("jwt,pub-key=%s,priv-key=%s,sign-method=ES256,ttl=%s",
+		file("PUBLIC KEY", public), file("EC PRIVATE KEY", private), ttl)
+}
+
+func testUsers(t *testing.T, args ...string) {
+	t.Parallel()
+	s := startServers(t, 1, args...)[0]
 	needUsers(t, s)
 	refused(t, "etcd://joe:hunter2@"+s.Client, true, "auth enable", "remove user and password")
 	refused(t, "etcds://"+s.Client, false, "etcd://")

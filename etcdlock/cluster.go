@@ -62,6 +62,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 		if err != nil {
 			return v, &noChange{err}
 		}
+		token := m.user.token.Load()
 		silent := c.asked()
 		v, err = f(m)
 		silent.Stop()
@@ -73,10 +74,15 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			return v, nil
 		}
 
-		// If etcd has refused the auth token, the client has fetched another token by now.
 		notSent := isUnsent(err) || errors.As(err, new(*noChange))
-		isToken := is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)
-		if try == 0 && (notSent || isToken) {
+		if try == 0 && m.user.refuses(err) {
+			if err = m.signIn(ctx, token); err == nil {
+				continue
+			}
+			c.answered(m, err) // etcd may refuse the password now
+			notSent = true
+		}
+		if try == 0 && notSent && ctx.Err() == nil {
 			continue
 		}
 		if err = explain(ctx, m.endpoint, err); notSent {
@@ -311,6 +317,7 @@ type member struct {
 	client   *clientv3.Client
 	leases   pb.LeaseClient // can choose the numbers of leases, unlike the methods of the field client
 	cluster  *cluster
+	user     user
 	begun    atomic.Int32 // how many connections the client has made
 	over     atomic.Bool  // the connection has ended, or another one has begun
 
@@ -319,8 +326,8 @@ type member struct {
 	watches *watches   // nil before the first watch
 }
 
-// connect returns a member. If conf has a user, the member is connected already, because the client
-// has fetched an auth token. Otherwise the member may not be connected yet.
+// connect returns a member. If conf has a user, the member is connected already, because etcd has
+// checked the password. Otherwise the member may not be connected yet.
 func (c *cluster) connect(endpoint string) (*member, error) {
 	conf := c.conf
 	if c.certs != nil {
@@ -333,12 +340,26 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	conf.Endpoints = []string{endpoint}
 	m := &member{endpoint: endpoint, cluster: c}
 	conf.DialOptions = append(slices.Clip(conf.DialOptions), grpc.WithStatsHandler(m))
+	if conf.Username != "" {
+		m.user.name = conf.Username
+		m.user.password = conf.Password
+		conf.Username = ""
+		conf.Password = ""
+		conf.DialOptions = append(conf.DialOptions, grpc.WithPerRPCCredentials(&m.user))
+	}
+
 	client, err := clientv3.New(conf)
 	if err != nil {
 		return nil, err
 	}
 	m.client = client
 	m.leases = pb.NewLeaseClient(client.ActiveConnection())
+	if m.user.name != "" {
+		if err := m.signIn(c.ctx, nil); err != nil {
+			m.close()
+			return nil, err
+		}
+	}
 	return m, nil
 }
 

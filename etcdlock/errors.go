@@ -59,6 +59,10 @@ func isUnavailable(err error) bool { return codeOf(err) == codes.Unavailable }
 
 // The function is reports whether err is one of the errors of etcd in targets.
 func is(err error, targets ...error) bool {
+	var n *noChange
+	if errors.As(err, &n) {
+		err = n.error // rpctypes knows an error by its text, which a wrapper changes
+	}
 	known := rpctypes.Error(err)
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(known, t) })
 }

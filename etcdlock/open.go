@@ -74,10 +74,8 @@ func (d *driver) probe(ctx context.Context) error {
 		case is(err, rpctypes.ErrPermissionDenied):
 			err = nil // newer versions require a right for this request
 		}
-		if err == nil && conf.Username != "" {
-			_, err = m.client.Authenticate(ctx, conf.Username, conf.Password)
-		}
-		if is(err, rpctypes.ErrAuthNotEnabled) {
+		token := m.user.token.Load()
+		if err == nil && token != nil && *token == "" {
 			err = invalid("etcd has authentication switched off, so it ignores the password: " +
 				"remove user and password from the URL, or run etcdctl auth enable")
 		}

@@ -8,8 +8,8 @@ import (
 )
 
 // stream sends requests to a member, and receives answers. It stays open as long as the member is in
-// use, because etcd checks the password for each new stream. It is opened on a goroutine of its
-// own: if a call opened it, the end of the call would end it.
+// use, or until its auth token has expired. It is opened on a goroutine of its own: if a call opened
+// it, the end of the call would end it.
 type stream[Q, R any] struct {
 	end context.CancelFunc // ends the stream
 

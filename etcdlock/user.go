@@ -1,0 +1,98 @@
+package etcdlock
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// user is the user of a member's calls. It fetches the auth token that gRPC adds to each call.
+//
+// The etcd client would do that as well, but within the time of the call that etcd has refused, and
+// once for each of such calls and for each stream. etcd takes a tenth of a second of processor time
+// to check a password. So with many callers, or on a busy server, no call would get a token in time.
+type user struct {
+	name, password string
+
+	token atomic.Pointer[string] // nil before the first check; empty if etcd has no authentication
+
+	mu    sync.Mutex // guards the field check
+	check *check     // the password check that is under way, or nil
+}
+
+// check is a password check, which several callers may wait for.
+type check struct {
+	done chan struct{} // closed when the check has ended; then err is set
+	err  error
+}
+
+// refuses reports whether err says that etcd does not accept the token of a call, or its absence.
+func (u *user) refuses(err error) bool {
+	return u.name != "" &&
+		is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)
+}
+
+// signIn waits until another token has replaced the token old. One check of the password serves all
+// callers, and lasts longer than the call of one of them may.
+func (m *member) signIn(ctx context.Context, old *string) error {
+	u := &m.user
+	u.mu.Lock()
+	if u.token.Load() != old {
+		u.mu.Unlock()
+		return nil
+	}
+	if u.check == nil {
+		c := &check{done: make(chan struct{})}
+		u.check = c
+		m.cluster.spawn(func() { u.run(m.client, c) })
+	}
+	c := u.check
+	u.mu.Unlock()
+
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-m.client.Ctx().Done():
+		return m.client.Ctx().Err()
+	}
+}
+
+// run carries out a check, and stores the token.
+func (u *user) run(client *clientv3.Client, c *check) {
+	ctx, cancel := context.WithTimeout(client.Ctx(), signInTime)
+	defer cancel()
+	var token string
+	r, err := client.Authenticate(ctx, u.name, u.password)
+	switch {
+	case err == nil:
+		token = r.Token
+	case is(err, rpctypes.ErrAuthNotEnabled):
+		err = nil
+	}
+
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if err == nil {
+		u.token.Store(&token)
+	}
+	c.err = err
+	u.check = nil
+	close(c.done)
+}
+
+// GetRequestMetadata returns the header of each call. It makes u a credentials.PerRPCCredentials.
+func (u *user) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	token := u.token.Load()
+	if token == nil || *token == "" {
+		return nil, nil
+	}
+	return map[string]string{rpctypes.TokenFieldNameGRPC: *token}, nil
+}
+
+// RequireTransportSecurity lets users send their tokens without TLS, as the etcd client does.
+func (u *user) RequireTransportSecurity() bool { return false }
