@@ -21,6 +21,7 @@ type driver struct {
 	store   Store
 	records *records
 	sweeper *sweeper
+	tasks   *tasks
 	writer  string // the token of the intents of this driver
 }
 
@@ -47,10 +48,12 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 	}
 
 	rs := newRecords(store)
+	ts := newTasks()
 	d := &driver{
 		store:   store,
 		records: rs,
-		sweeper: &sweeper{records: rs},
+		sweeper: &sweeper{records: rs, tasks: ts},
+		tasks:   ts,
 		writer:  rand.Text(),
 	}
 
@@ -86,6 +89,7 @@ func (d *driver) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, 
 
 // Close closes the store, if it is an io.Closer. The driver itself has opened nothing.
 func (d *driver) Close() error {
+	d.tasks.stop()
 	if c, ok := d.store.(io.Closer); ok {
 		return c.Close()
 	}
@@ -133,9 +137,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		r.add(it, rest, now)
 	})
 
-	// A sweep reads 200 entries, which is more than 100 releases can leave.
 	if mathrand.N(100) == 0 {
-		_ = d.sweeper.sweep(ctx)
+		d.sweeper.start()
 	}
 	return err
 }
@@ -201,8 +204,23 @@ func (d *driver) List(
 	const most = 1000 // entries of a page, which is the most that backend.Lister allows
 	return func(yield func(backend.Entry, error) bool) {
 		position := ""
+		n := 100
 		for {
-			views, next, err := d.records.page(ctx, prefix, position, most, timeout)
+			began := time.Now()
+			within, cancel := context.WithTimeout(ctx, timeout)
+			views, next, err := d.records.page(within, prefix, position, n)
+			cancel()
+
+			// A page must fit into the timeout, also if the store reads its entries one by one.
+			took := time.Since(began)
+			switch {
+			case err != nil && took >= timeout && n > 1 && ctx.Err() == nil:
+				n = max(n/8, 1)
+				continue
+			case took < timeout/4:
+				n = min(2*n, most)
+			}
+
 			for _, v := range views {
 				s := v.status(time.Now())
 				inUse := s.Held || len(s.Waiters) > 0

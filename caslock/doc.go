@@ -27,9 +27,13 @@
 // the store reports a change. If the store cannot do that, the waiter polls at the pace of
 // hasp.Options.Backoff, which should be seconds if calls cost money. All shared leases of a key are
 // in one record, which each renewal rewrites: in a distant store, let 20 callers share a key at
-// most. One release in a hundred also reads a page of the records, if the store can list them. It
-// removes holds that have not changed for their whole term, and the records of keys that were free
-// for an hour. So at least one process should run for several terms.
+// most.
+//
+// One release in a hundred starts a sweep, if the store can list its records. A sweep reads a page
+// of 200 records in the background, and makes at most 16 writes at the same time. It removes holds
+// that have not changed for their whole term. It also removes the records of keys that were free
+// for a minute, or for an hour if a caller has asked for a fence. Close ends it. So at least one
+// process should run for several terms.
 //
 // # How it works
 //

@@ -109,10 +109,11 @@ func refusal(items []item, now time.Time) *backend.HeldError {
 // name returns the name of a key in the store. It replaces each byte that is no letter, no digit
 // and none of "-_." by "=" and its hex code. A long name ends with a hash of the whole key.
 func name(key string) string {
-	const most = 253 // the limit for names in Kubernetes
+	const most = 240 // leaves room for the ends of file names, which may have 255 bytes
+	const hashed = most - 1 - 2*sha256.Size
 	name := strings.NewReplacer("%", "=", "+", "=20", "~", "=7E").Replace(url.QueryEscape(key))
-	if len(name) > most {
-		name = fmt.Sprintf("%s=%x", name[:most], sha256.Sum256([]byte(key)))
+	if len(name) >= most { // so that no other name is as long as one with a hash
+		name = fmt.Sprintf("%s=%x", name[:hashed], sha256.Sum256([]byte(key)))
 	}
 	return name
 }

@@ -27,7 +27,7 @@ type records struct {
 type editor func(v *view, now time.Time) (*record, error)
 
 func newRecords(store Store) *records {
-	return &records{store: store, views: &views{byKey: map[string]*view{}}}
+	return &records{store: store, views: &views{byKey: map[string]*view{}, most: leastViews}}
 }
 
 // get reads the record of key.
@@ -57,11 +57,8 @@ func (rs *records) decode(key string, e Entry, now time.Time) (*view, error) {
 // page returns the views of one call of Scan, and the next position. It leaves out the values that
 // other programs have written, and entries that were deleted during the Scan.
 func (rs *records) page(
-	ctx context.Context, prefix, position string, n int, timeout time.Duration,
+	ctx context.Context, prefix, position string, n int,
 ) (vs []*view, next string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-
 	es, next, err := rs.store.Scan(ctx, position, n)
 
 	for _, e := range es {
@@ -95,7 +92,11 @@ func (rs *records) put(ctx context.Context, v *view, r *record) error {
 
 // remove deletes the record of v if the key still has its version.
 func (rs *records) remove(ctx context.Context, v *view) error {
-	return rs.store.Delete(ctx, name(string(v.rec.Key)), v.version)
+	err := rs.store.Delete(ctx, name(string(v.rec.Key)), v.version)
+	if err == nil {
+		rs.views.remember("", record{Key: v.rec.Key}, time.Now())
+	}
+	return err
 }
 
 // update writes the record that edit returns for a view, and returns edit's error. If edit returns

@@ -17,7 +17,7 @@ var ErrConflict = errors.New("version conflict")
 
 // Store is a key-value store that replaces a value only if its version is the expected one. An
 // adapter implements it. Many goroutines may call its methods at the same time. A name has at most
-// 318 bytes: letters, digits, and "-_.=". An adapter sends each call only once, so it switches off
+// 240 bytes: letters, digits, and "-_.=". An adapter sends each call only once, so it switches off
 // the retries of its client library. If a Put is repeated nevertheless and gets ErrConflict, the
 // driver finds that out by further calls. A Store that is an io.Closer is closed with its driver.
 type Store interface {

@@ -58,13 +58,14 @@ func (v *view) status(now time.Time) backend.Status {
 	return s
 }
 
-// maxViews is how many keys views remembers at most.
-const maxViews = 10_000
+// leastViews is how many views are remembered in any case.
+const leastViews = 10_000
 
 // views remembers the last view of each key.
 type views struct {
-	mu    sync.Mutex // guards byKey, and the time seen of each item while remember sets it
+	mu    sync.Mutex // guards the fields below, and the time seen of items while remember sets it
 	byKey map[string]*view
+	most  int // if there are more, makeRoomLocked looks for views to forget
 }
 
 // last returns the last view of key, or nil.
@@ -109,17 +110,16 @@ func (vs *views) firstSeenLocked(key string, it *item, now time.Time) time.Time 
 	return seen
 }
 
-// makeRoomLocked deletes the views of free keys if there are too many views. If that is not enough,
-// it deletes some others, which only delays a take-over.
+// makeRoomLocked forgets the views of free keys, and those whose items have been dead for an hour,
+// if there are too many views. It never forgets a hold that lives or that can be taken over now.
 func (vs *views) makeRoomLocked() {
-	if len(vs.byKey) >= maxViews {
-		maps.DeleteFunc(vs.byKey, func(_ string, v *view) bool { return len(v.rec.Items) == 0 })
+	if len(vs.byKey) < vs.most {
+		return
 	}
 
-	for k := range vs.byKey {
-		if len(vs.byKey) < maxViews {
-			break
-		}
-		delete(vs.byKey, k)
-	}
+	anHourAgo := time.Now().Add(-time.Hour)
+	maps.DeleteFunc(vs.byKey, func(_ string, v *view) bool { return len(v.live(anHourAgo)) == 0 })
+
+	// As many keys must come before the next look, so that it costs little for each of them.
+	vs.most = max(leastViews, 2*len(vs.byKey))
 }
