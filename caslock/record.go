@@ -24,6 +24,12 @@ type record struct {
 	Items []item `json:"items,omitempty"`
 }
 
+// encode returns r as the store has it.
+func (r *record) encode() string {
+	value, _ := json.Marshal(r) // no error, because each field can be encoded
+	return string(value)
+}
+
 // isOf reports whether r is the record of key. A key that is not known is "".
 func (r *record) isOf(key string) bool {
 	if key == "" {
@@ -67,12 +73,16 @@ const (
 // tokenMinHold is the token of the rest of a min hold. No caller has it.
 const tokenMinHold = "kept"
 
+// clockError is how far the wall clocks of clients may differ.
+const clockError = time.Minute
+
 // rest returns how long the item still lives, as far as this process can tell. A min hold and an
-// intent guard no work, so they also end by the wall clock, for callers that ask only once.
+// intent guard no work, so they also end by the wall clock, but later: a caller that asks only once
+// has not observed them before.
 func (it *item) rest(now time.Time) time.Duration {
 	rest := it.TTL - now.Sub(it.seen)
 	if it.Kind == kindMinHold || it.Kind == kindIntent {
-		rest = min(rest, it.Ends.Sub(now.Round(0)))
+		rest = min(rest, it.Ends.Add(clockError).Sub(now.Round(0)))
 	}
 	return rest
 }
@@ -154,6 +164,5 @@ func Foreign(key string, last []byte, id, owner string, ttl time.Duration) []byt
 		}}
 	}
 
-	value, _ := json.Marshal(&r) // no error, because each field can be encoded
-	return value
+	return []byte(r.encode())
 }

@@ -12,6 +12,7 @@ import (
 type view struct {
 	version string
 	rec     record
+	since   time.Time // when the answer came
 }
 
 // live returns the items that have not died.
@@ -75,9 +76,10 @@ func (vs *views) last(key string) *view {
 	return vs.byKey[key]
 }
 
-// remember returns the view of a record, and keeps it as the last view of its key. An item that was
-// in the view before keeps its time seen.
-func (vs *views) remember(version string, r record, now time.Time) *view {
+// remember returns the view of a record, which the answer to a call has shown that began at the
+// time began. It keeps the view as the last one of its key, unless a newer one came during the
+// call. An item that was in the view before keeps its time seen.
+func (vs *views) remember(version string, r record, began, now time.Time) *view {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 
@@ -87,8 +89,14 @@ func (vs *views) remember(version string, r record, now time.Time) *view {
 	}
 	vs.makeRoomLocked()
 
-	v := &view{version, r}
-	vs.byKey[string(r.Key)] = v
+	// The answers of calls may come in another order. The number alone proves nothing, because the
+	// store may have lost its last writes.
+	v := &view{version, r, time.Now()}
+	last := vs.byKey[string(r.Key)]
+	isLate := last != nil && last.since.After(began) && last.rec.Write > r.Write
+	if !isLate {
+		vs.byKey[string(r.Key)] = v
+	}
 	return v
 }
 

@@ -216,7 +216,9 @@ func (w *world) caller(name string, d backend.Driver, end time.Time) {
 // work renews a hold some times, and returns when the work is done or the hold has ended.
 func (w *world) work(c backend.Claim, d backend.Driver) {
 	for range w.n(6) {
-		time.Sleep(w.pause(ttl / 2))
+		if w.n(3) > 0 { // otherwise at once, as the next try of a renewal
+			time.Sleep(w.pause(ttl / 2))
+		}
 		if w.trusted(c.Token) <= 0 {
 			return
 		}
