@@ -29,7 +29,9 @@ type driver struct {
 }
 
 // New returns a Client whose locks are in store. Nil options mean the defaults. New creates and
-// deletes a key to probe the store, and tries three calls that the store must refuse.
+// deletes a key to probe the store: the store must refuse wrong versions, and must let only one of
+// eight writers succeed that replace one version at the same time. Otherwise the error is
+// backend.ErrInvalid.
 func New(ctx context.Context, store Store, o *hasp.Options) (*hasp.Client, error) {
 	d, err := NewDriver(ctx, store)
 	if err != nil {
@@ -46,7 +48,8 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 		return nil, fmt.Errorf("caslock: %w: store is nil", backend.ErrInvalid)
 	}
 
-	if err := probe(ctx, store); err != nil {
+	sweeps, err := probeStore(ctx, store)
+	if err != nil {
 		return nil, fmt.Errorf("caslock: %w", err)
 	}
 
@@ -55,7 +58,7 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 	d := &driver{
 		store:   store,
 		records: rs,
-		sweeper: &sweeper{records: rs, tasks: ts},
+		sweeper: &sweeper{records: rs, tasks: ts, off: !sweeps},
 		tasks:   ts,
 		writer:  rand.Text(),
 	}

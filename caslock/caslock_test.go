@@ -1,6 +1,7 @@
 package caslock_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,6 +71,56 @@ func (s careless) Put(ctx context.Context, key string, value []byte, _ string) (
 	return s.Store.Put(ctx, key, value, e.Version)
 }
 
+// racing compares the version first, and writes later.
+type racing struct{ *memkv.Store }
+
+func (s racing) Put(
+	ctx context.Context, key string, value []byte, version string,
+) (string, error) {
+	e, err := s.Get(ctx, key)
+	if err != nil || e.Version != version {
+		return "", cmp.Or(err, caslock.ErrConflict)
+	}
+	time.Sleep(2 * time.Millisecond)
+	return careless(s).Put(ctx, key, value, version)
+}
+
+// crude deletes a name whatever its version, or not at all.
+type crude struct {
+	*memkv.Store
+	deletes bool
+	calls   atomic.Int64
+}
+
+func (s *crude) Delete(ctx context.Context, name, _ string) error {
+	s.calls.Add(1)
+	if !s.deletes {
+		return errors.ErrUnsupported
+	}
+	e, err := s.Get(ctx, name)
+	return cmp.Or(err, s.Store.Delete(ctx, name, e.Version))
+}
+
+// A store that cannot compare when it deletes is served, and only New deletes.
+func TestNoConditionalDelete(t *testing.T) {
+	for _, deletes := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &crude{Store: memkv.New(), deletes: deletes}
+			d := open(t, s)
+			probes := s.calls.Load()
+			for i := range 5000 {
+				c := backend.Claim{Key: fmt.Sprint(i), Token: "t", TTL: time.Minute, Timeout: time.Minute}
+				await.Value(d.Acquire(t.Context(), c))
+				await.Must(t, d.Release(t.Context(), c))
+				time.Sleep(time.Second)
+			}
+			if s.calls.Load() != probes || probes != 1 {
+				t.Errorf("%d deletes, %d of them by New", s.calls.Load(), probes)
+			}
+		})
+	}
+}
+
 // repeating gives each value of a key the same version.
 type repeating struct{ *memkv.Store }
 
@@ -93,6 +145,12 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 	if _, err := caslock.NewDriver(t.Context(), careless{memkv.New()}); !errors.Is(err, backend.ErrInvalid) {
 		t.Errorf("a store that compares no versions: %v", err)
 	}
+	synctest.Test(t, func(t *testing.T) {
+		_, err := caslock.NewDriver(t.Context(), racing{memkv.New()})
+		if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "atomic") {
+			t.Errorf("a store that compares first and writes later: %v", err)
+		}
+	})
 
 	mem := memkv.New()
 	mem.Put(t.Context(), "other", nil, "") // so that no version of the probe is 1
@@ -107,15 +165,17 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 // An outage is no answer: New reports it at each step of its probe, and Inspect does not take the key
 // for a free one.
 func TestOutage(t *testing.T) {
-	mem, left := memkv.New(), 0
-	mem.Fault = func(string) memkv.Fault { left--; return memkv.Fault{Lost: left < 0} }
-	for steps := range 6 {
-		left = steps
+	const probe = 22 // calls
+	var left atomic.Int64
+	mem := memkv.New()
+	mem.Fault = func(string) memkv.Fault { return memkv.Fault{Lost: left.Add(-1) < 0} }
+	for steps := range probe {
+		left.Store(int64(steps))
 		if _, err := caslock.New(t.Context(), mem, nil); !errors.Is(err, memkv.ErrLost) || backend.Definite(err) {
 			t.Errorf("an outage after %d calls of New: %v", steps, err)
 		}
 	}
-	left = 6
+	left.Store(probe)
 	d := open(t, mem)
 	if s, err := d.(backend.Inspector).Inspect(t.Context(), "key"); !errors.Is(err, memkv.ErrLost) {
 		t.Errorf("Inspect in an outage: %v, %v", s, err)

@@ -12,6 +12,7 @@ import (
 type sweeper struct {
 	records  *records
 	tasks    *tasks
+	off      bool // the store does not compare versions when it deletes
 	running  atomic.Bool
 	position string // where the next page begins; belongs to the goroutine
 }
@@ -24,7 +25,7 @@ const (
 // start begins a sweep, unless one is running. It goes on while a page has much to remove, so it
 // catches up with many releases.
 func (s *sweeper) start() {
-	if s.running.Swap(true) {
+	if s.off || s.running.Swap(true) {
 		return
 	}
 
