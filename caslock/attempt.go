@@ -7,8 +7,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// intentTTL is longer than the sleeps of a writer that waits. See Claim.WillRetry. If the store is no
-// Watcher, hasp.Options.Backoff decides on them, which should be seconds if calls cost money.
+// intentTTL is longer than the sleeps of a writer that waits. See Claim.WillRetry. If the store is
+// no Watcher, hasp.Options.Backoff decides on them, which should be seconds if calls cost money.
 const (
 	intentTTL        = 3 * time.Second
 	intentTTLPolling = 12 * time.Second

@@ -29,9 +29,8 @@ type driver struct {
 }
 
 // New returns a Client whose locks are in store. Nil options mean the defaults. New creates and
-// deletes a key to probe the store: the store must refuse wrong versions, and must let only one of
-// eight writers succeed that replace one version at the same time. Otherwise the error is
-// backend.ErrInvalid.
+// deletes a key to probe the store. If the store accepts a wrong version, or if two of eight
+// writers succeed that replace one version at the same time, the error is backend.ErrInvalid.
 func New(ctx context.Context, store Store, o *hasp.Options) (*hasp.Client, error) {
 	d, err := NewDriver(ctx, store)
 	if err != nil {
@@ -48,7 +47,7 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 		return nil, fmt.Errorf("caslock: %w: store is nil", backend.ErrInvalid)
 	}
 
-	sweeps, err := probeStore(ctx, store)
+	sweeps, err := probe(ctx, store)
 	if err != nil {
 		return nil, fmt.Errorf("caslock: %w", err)
 	}

@@ -6,89 +6,65 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 )
 
-// probe is a key that finds out whether a store compares versions. Its values are records, so a
-// sweep removes one that is left after a lost reply.
-type probe struct {
-	store  Store
-	key    string
-	number uint64 // of the last write; no two writes of a driver have the same number
-}
+// probe returns an error if the store replaces values whatever their version, or compares first and
+// writes later. Otherwise it reports whether the store also refuses a Delete with a wrong version,
+// which a sweep relies on. The values are records, so a sweep removes one that is left after a lost
+// reply.
+func probe(ctx context.Context, store Store) (deletes bool, err error) {
+	key := "caslock-probe-" + rand.Text()
+	r := record{Key: []byte(key), Write: uint64(time.Now().UnixMicro())}
 
-// probeStore returns an error if the store replaces values whatever their version. Otherwise it
-// reports whether the store refuses a Delete with a wrong version, which a sweep relies on.
-func probeStore(ctx context.Context, store Store) (deletes bool, err error) {
-	p := &probe{store, "caslock-probe-" + rand.Text(), uint64(time.Now().UnixMicro())}
-	first, err := p.put(ctx, "")
-	if err != nil {
-		return false, err
-	}
-	last, err := p.put(ctx, first)
-	if err != nil {
-		return false, err
-	}
+	// Open the connections, so that the writers below meet.
+	together(probeWriters, func(int) { _, _ = store.Get(ctx, key) })
 
-	_, created := p.put(ctx, "")
-	_, replaced := p.put(ctx, first)
-	for _, err := range []error{created, replaced} {
-		if err == nil || first == last {
-			return false, fmt.Errorf("%w: the store does not compare versions, so it cannot keep locks",
-				backend.ErrInvalid)
-		}
-		if !errors.Is(err, ErrConflict) {
+	versions := []string{""} // oldest first
+	for range 3 {
+		next, err := race(ctx, store, &r, versions)
+		if err != nil {
 			return false, err
 		}
+		versions = append(versions, next)
 	}
 
-	// In the first round most writers open a connection, so some may come late. In the second round
-	// they meet.
-	for range 2 {
-		if last, err = p.race(ctx, last); err != nil {
-			return false, err
-		}
-	}
-
-	err = store.Delete(ctx, p.key, first)
+	err = store.Delete(ctx, key, versions[1])
 	switch {
 	case err == nil, errors.Is(err, errors.ErrUnsupported):
 		return false, nil
 	case !errors.Is(err, ErrConflict):
 		return false, err
 	}
-	return true, store.Delete(ctx, p.key, last)
+	return true, store.Delete(ctx, key, versions[3])
 }
 
-// put writes a new value.
-func (p *probe) put(ctx context.Context, version string) (string, error) {
-	p.number++
-	r := record{Key: []byte(p.key), Write: p.number}
-	return p.store.Put(ctx, p.key, []byte(r.encode()), version)
-}
+// probeWriters is how many writers of a race expect the version that the store has.
+const probeWriters = 8
 
-// race lets eight writers replace one version at the same time, and returns the version of the one
-// that succeeds. A store that compares first and writes later lets several of them succeed.
-func (p *probe) race(ctx context.Context, version string) (next string, err error) {
-	const writers = 8
-	var versions [writers]string
-	var errs [writers]error
-	var running sync.WaitGroup
-	for i := range writers {
-		writer := probe{p.store, p.key, p.number}
-		p.number++
-		running.Go(func() { versions[i], errs[i] = writer.put(ctx, version) })
-	}
-	running.Wait()
+// race lets writers put records at the same time: some expect the last of the versions, and one
+// expects each earlier version. It returns the version of the only writer that may succeed.
+func race(ctx context.Context, store Store, r *record, versions []string) (next string, err error) {
+	last := versions[len(versions)-1:]
+	expected := slices.Concat(versions, slices.Repeat(last, probeWriters-1))
+	made := make([]string, len(expected))
+	errs := make([]error, len(expected))
+	number := r.Write
+	r.Write += uint64(len(expected)) // no two values are equal
+	together(len(expected), func(i int) {
+		value := record{Key: r.Key, Write: number + uint64(i)}
+		made[i], errs[i] = store.Put(ctx, string(r.Key), []byte(value.encode()), expected[i])
+	})
 
 	winners := 0
 	for i, e := range errs {
 		if e == nil {
 			winners++
-			next = versions[i]
+			next = made[i]
 		}
 		if !errors.Is(e, ErrConflict) {
 			err = cmp.Or(err, e)
@@ -96,11 +72,21 @@ func (p *probe) race(ctx context.Context, version string) (next string, err erro
 	}
 
 	switch {
-	case winners > 1:
-		return "", fmt.Errorf("%w: the store let %d writers replace one version, so it cannot keep "+
-			"locks: its conditional writes are not atomic", backend.ErrInvalid, winners)
 	case winners == 0:
 		return "", cmp.Or(err, ErrConflict)
+	case winners > 1, slices.Contains(versions, next):
+		return "", fmt.Errorf("%w: the store cannot keep locks, because it does not compare the "+
+			"version and write in one step: use one whose conditional writes are atomic",
+			backend.ErrInvalid)
 	}
 	return next, nil // a busy store may refuse the others for other reasons
+}
+
+// together calls f n times at the same time, and waits for the calls.
+func together(n int, f func(i int)) {
+	var running sync.WaitGroup
+	for i := range n {
+		running.Go(func() { f(i) })
+	}
+	running.Wait()
 }

@@ -23,9 +23,10 @@ type renewal struct {
 	tries int                      // in flight
 	sent  map[uint64]backend.Grant // what each Put grants if it succeeds, by the number of its write
 
-	done  chan struct{} // closed when grant and err are set
-	grant backend.Grant
-	err   error // nil or ErrLost
+	answered bool          // grant and err are set
+	done     chan struct{} // closed when answered is set
+	grant    backend.Grant
+	err      error // nil or ErrLost
 }
 
 // join returns the renewal that a new try for c belongs to.
@@ -52,14 +53,11 @@ func (rs *renewals) leave(r *renewal, c *backend.Claim, g backend.Grant, err err
 
 	r.tries--
 	answers := err == nil || backend.Definite(err)
-	select {
-	case <-r.done:
-	default:
-		if answers {
-			r.grant = g
-			r.err = err
-			close(r.done)
-		}
+	if answers && !r.answered {
+		r.answered = true
+		r.grant = g
+		r.err = err
+		close(r.done)
 	}
 	id := hold{c.Key, c.Token}
 	if (answers || r.tries == 0) && rs.byHold[id] == r {
@@ -67,26 +65,18 @@ func (rs *renewals) leave(r *renewal, c *backend.Claim, g backend.Grant, err err
 	}
 }
 
-// note records that a Put is sent.
-func (rs *renewals) note(r *renewal, number uint64, g backend.Grant) {
+// send records that a try is about to send the Put number, which grants g if it succeeds. But if
+// the hold was made by another Put of r, with the number last, send returns what that Put grants,
+// and true. It also returns true if r has its answer, because a Put would only make the next
+// renewal conflict.
+func (rs *renewals) send(r *renewal, last, number uint64, g backend.Grant) (backend.Grant, bool) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	r.sent[number] = g
-}
-
-// granted returns the grant of the Put with this number, and true if a try of r has no more to do:
-// the Put is one of r, or r has its answer. Without that, the tries of a slow store would outrun
-// the next renewal, and cause conflicts.
-func (rs *renewals) granted(r *renewal, number uint64) (g backend.Grant, over bool) {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	select {
-	case <-r.done:
-		return r.grant, true
-	default:
-		g, over = r.sent[number]
-		return g, over
+	if earlier, ours := r.sent[last]; ours || r.answered {
+		return earlier, true
 	}
+	r.sent[number] = g
+	return g, false
 }
 
 // renew makes a try to renew the hold of c. It returns the first answer to any try of the renewal.
@@ -101,7 +91,6 @@ func (d *driver) renew(ctx context.Context, c backend.Claim) (backend.Grant, err
 		}
 	})
 	if err != nil {
-		d.renewals.leave(r, &c, backend.Grant{}, err)
 		return backend.Grant{}, err
 	}
 
@@ -120,17 +109,16 @@ func (d *driver) renew(ctx context.Context, c backend.Claim) (backend.Grant, err
 //
 // If an earlier Put of the renewal has come first, try writes nothing. The term counts from that
 // Put, because others may have seen its record since.
-func (d *driver) try(ctx context.Context, c *backend.Claim, r *renewal) (g backend.Grant, err error) {
+func (d *driver) try(
+	ctx context.Context, c *backend.Claim, r *renewal,
+) (g backend.Grant, err error) {
 	err = d.change(ctx, c, func(it item, rec *record, now time.Time) (writes bool) {
 		var over bool
-		if g, over = d.renewals.granted(r, it.N); over {
-			return false
+		g, over = d.renewals.send(r, it.N, rec.Write, grant(c, 0, now))
+		if !over {
+			rec.add(it, max(c.TTL, it.rest(now)), now)
 		}
-
-		rec.add(it, max(c.TTL, it.rest(now)), now)
-		g = grant(c, 0, now)
-		d.renewals.note(r, rec.Write, g)
-		return true
+		return !over
 	})
 	return g, err
 }

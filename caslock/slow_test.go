@@ -66,7 +66,8 @@ func TestAWriterKeepsThePaceOfBackoff(t *testing.T) {
 		mem, ctx := memkv.New(), t.Context()
 		o := &hasp.Options{Backoff: func(int) time.Duration { return 5 * time.Second }}
 		store := struct{ caslock.Store }{mem}
-		readers, writer := await.Value(caslock.New(ctx, store, o)), await.Value(caslock.New(ctx, store, o))
+		readers := await.Value(caslock.New(ctx, store, o))
+		writer := await.Value(caslock.New(ctx, store, o))
 		first := await.Value(readers.Lock(ctx, "key", hasp.WithShared(), hasp.WithTTL(time.Hour)))
 
 		before := mem.Calls.Load()

@@ -61,36 +61,23 @@ func (s *sweeper) sweep(ctx context.Context) (n int, err error) {
 	var writes sync.WaitGroup
 	defer writes.Wait()
 	for _, v := range views {
-		write := s.cleaning(v, now)
-		if write == nil {
+		live := v.live(now)
+		isDead := len(live) < len(v.rec.Items)
+		if !isDead && !v.isOver(now) {
 			continue
 		}
 
 		n++
 		slots <- struct{}{}
 		writes.Go(func() {
-			_ = write(ctx) // if this fails, a later sweep does it
+			// If this fails, a later sweep does it.
+			if isDead {
+				_ = s.records.put(ctx, v, v.next(live, now))
+			} else {
+				_ = s.records.remove(ctx, v)
+			}
 			<-slots
 		})
 	}
 	return n, nil
-}
-
-// cleaning returns the write that cleans the record of v, or nil if the record must stay as it is.
-func (s *sweeper) cleaning(v *view, now time.Time) func(ctx context.Context) error {
-	// The number of a new record comes from the clock, so it is larger than the old number if the
-	// clocks agree within an hour. That matters only if a caller has got a fence.
-	keep := time.Minute
-	if v.rec.Fence > 0 {
-		keep = time.Hour
-	}
-
-	live := v.live(now)
-	switch {
-	case len(live) < len(v.rec.Items):
-		return func(ctx context.Context) error { return s.records.put(ctx, v, v.next(live, now)) }
-	case len(live) == 0 && v.rec.Write < uint64(now.Add(-keep).UnixMicro()):
-		return func(ctx context.Context) error { return s.records.remove(ctx, v) }
-	}
-	return nil
 }

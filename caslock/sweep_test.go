@@ -140,7 +140,12 @@ func TestManyHeldKeys(t *testing.T) {
 func TestNamesAreShort(t *testing.T) {
 	for n := 1; n < 300; n++ {
 		mem := memkv.New()
-		d := open(t, named{mem, t})
+		mem.Written = func(name string, _ []byte) {
+			if len(name) > 240 {
+				t.Errorf("a name of %d bytes", len(name))
+			}
+		}
+		d := open(t, mem)
 		for _, key := range []string{strings.Repeat("a", n), strings.Repeat("/", n) + "b"} {
 			c := backend.Claim{Key: key, Token: "t", TTL: time.Minute, Timeout: time.Minute}
 			await.Value(d.Acquire(t.Context(), c))
@@ -149,18 +154,6 @@ func TestNamesAreShort(t *testing.T) {
 			t.Errorf("%d records of two keys", len(es))
 		}
 	}
-}
-
-type named struct {
-	*memkv.Store
-	t *testing.T
-}
-
-func (s named) Put(ctx context.Context, name string, value []byte, version string) (string, error) {
-	if len(name) > 240 {
-		s.t.Errorf("a name of %d bytes", len(name))
-	}
-	return s.Store.Put(ctx, name, value, version)
 }
 
 // A sweep removes the hold of a dead process a term after an earlier sweep has seen it, and the

@@ -20,6 +20,17 @@ func (v *view) live(now time.Time) []item {
 	return without(v.rec.Items, func(it item) bool { return it.rest(now) <= 0 })
 }
 
+// isOver reports whether the record has had no items for so long that a new one can replace it. The
+// number of a new record comes from the clock, so it is larger than the old number if the clocks
+// agree within an hour. That matters only if a caller has got a fence.
+func (v *view) isOver(now time.Time) bool {
+	keep := time.Minute
+	if v.rec.Fence > 0 {
+		keep = time.Hour
+	}
+	return len(v.rec.Items) == 0 && v.rec.Write < uint64(now.Add(-keep).UnixMicro())
+}
+
 // next returns a record with these items, which is to replace the record of v.
 func (v *view) next(items []item, now time.Time) *record {
 	r := v.rec

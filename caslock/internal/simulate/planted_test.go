@@ -44,9 +44,8 @@ var planted = []struct{ name, file, code, bug string }{
 	{
 		name: "a late answer to a renewal counts from the retry",
 		file: "renew.go",
-		code: "if g, over = d.renewals.granted(r, it.N); over {",
-		bug: `if g, over = d.renewals.granted(r, it.N); over {
-			g = grant(c, 0, now)`,
+		code: "		return !over",
+		bug:  "		g = grant(c, 0, now); return !over",
 	},
 	{
 		name: "a fence by the clock only",
