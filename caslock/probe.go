@@ -75,8 +75,8 @@ func race(ctx context.Context, store Store, r *record, versions []string) (next 
 	case winners == 0:
 		return "", cmp.Or(err, ErrConflict)
 	case winners > 1, slices.Contains(versions, next):
-		return "", fmt.Errorf("%w: the store cannot keep locks, because it does not compare the "+
-			"version and write in one step: use one whose conditional writes are atomic",
+		return "", fmt.Errorf("%w: the store does not compare versions in one step with the write, "+
+			"so it cannot keep locks: use one whose conditional writes are atomic",
 			backend.ErrInvalid)
 	}
 	return next, nil // a busy store may refuse the others for other reasons
