@@ -2,6 +2,7 @@ package caslock_test
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,13 +20,17 @@ func TestLeasesInASlowStore(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			store := &network{Store: memkv.New()}
 			o := &hasp.Options{TTL: ttl, Timeout: ttl}
+			var delay atomic.Int64
+			store.Fault = func(string) memkv.Fault {
+				return memkv.Fault{Reply: time.Duration(delay.Load())}
+			}
 			c := await.Value(caslock.New(t.Context(), store, o))
 
 			lost := 0
 			for range 20 {
-				slow(store.Store, time.Millisecond)
+				delay.Store(0)
 				l := await.Value(c.Lock(t.Context(), "key"))
-				slow(store.Store, trip)
+				delay.Store(int64(trip))
 				time.Sleep(10 * ttl)
 				if l.Unlock(t.Context()) != nil {
 					lost++

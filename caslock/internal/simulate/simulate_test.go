@@ -273,6 +273,9 @@ func run(t *testing.T, seed uint64) int {
 	// Without faults a new driver gets the key, whatever the others have left: a dead hold ends a
 	// term after the driver has seen it, and late requests have arrived.
 	time.Sleep(5 * ttl)
+	for _, d := range w.drivers {
+		await.Must(t, d.Close()) // ends the renewals in flight
+	}
 	w.faults = false
 	d, began := open(), time.Now()
 	for i := 0; ; i++ {
