@@ -7,13 +7,18 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// intentTTL is longer than the sleeps of a writer that waits. See Claim.WillRetry.
-const intentTTL = 3 * time.Second
+// intentTTL is longer than the sleeps of a writer that waits. See Claim.WillRetry. If the store is
+// no Watcher, hasp.Options.Backoff decides on them, which should be seconds if calls cost money.
+const (
+	intentTTL        = 3 * time.Second
+	intentTTLPolling = 12 * time.Second
+)
 
 // attempt is one call of Acquire.
 type attempt struct {
 	claim  backend.Claim
 	writer string               // the token of the intents of this driver
+	polls  bool                 // the store is no Watcher
 	sent   map[uint64]time.Time // when each Put was sent, by the number of its write
 	grant  backend.Grant        // means nothing if the call returns an error
 }
@@ -71,17 +76,25 @@ func (a *attempt) admits(it item) bool {
 // to the writer itself.
 func (a *attempt) refuse(r *record, items, blockers []item, now time.Time) (*record, error) {
 	held := refusal(blockers, now)
-	isFresh := func(it item) bool { return isIntent(it) && it.rest(now) > intentTTL/2 }
+	ttl := intentTTL
+	if a.polls {
+		ttl = intentTTLPolling
+	}
+	isFresh := func(it item) bool { return isIntent(it) && it.rest(now) > ttl/2 }
 
-	waits := a.claim.WillRetry && !a.claim.Shared
-	if !waits || !held.Shared || slices.ContainsFunc(items, isFresh) {
+	intends := a.claim.WillRetry && !a.claim.Shared && held.Shared
+	if intends && a.polls {
+		// If Shared is set, the engine asks ten times a second, whatever Backoff says.
+		held.Shared = false
+	}
+	if !intends || slices.ContainsFunc(items, isFresh) {
 		return nil, held
 	}
 
 	it := a.item(now)
 	it.Kind = kindIntent
 	it.Token = a.writer // the driver's token, so a release of any later claim removes it
-	r.add(it, intentTTL, now)
+	r.add(it, ttl, now)
 	return r, held
 }
 

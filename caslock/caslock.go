@@ -21,11 +21,16 @@ type driver struct {
 	store   Store
 	records *records
 	sweeper *sweeper
+	tasks   *tasks
 	writer  string // the token of the intents of this driver
+	polls   bool   // the store is no Watcher
+
+	renewals renewals
 }
 
 // New returns a Client whose locks are in store. Nil options mean the defaults. New creates and
-// deletes a key to probe the store, and tries three calls that the store must refuse.
+// deletes a key to probe the store. If the store accepts a wrong version, or if two of eight
+// writers succeed that replace one version at the same time, the error is backend.ErrInvalid.
 func New(ctx context.Context, store Store, o *hasp.Options) (*hasp.Client, error) {
 	d, err := NewDriver(ctx, store)
 	if err != nil {
@@ -42,21 +47,26 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 		return nil, fmt.Errorf("caslock: %w: store is nil", backend.ErrInvalid)
 	}
 
-	if err := probe(ctx, store); err != nil {
+	sweeps, err := probe(ctx, store)
+	if err != nil {
 		return nil, fmt.Errorf("caslock: %w", err)
 	}
 
 	rs := newRecords(store)
+	ts := newTasks()
 	d := &driver{
 		store:   store,
 		records: rs,
-		sweeper: &sweeper{records: rs},
+		sweeper: &sweeper{records: rs, tasks: ts, off: !sweeps},
+		tasks:   ts,
 		writer:  rand.Text(),
 	}
+	d.renewals.byHold = map[hold]*renewal{}
 
 	if _, ok := store.(Watcher); ok {
 		return d, nil
 	}
+	d.polls = true
 	return struct{ withoutListen }{d}, nil
 }
 
@@ -86,6 +96,7 @@ func (d *driver) Listen(ctx context.Context, c backend.Claim) (<-chan struct{}, 
 
 // Close closes the store, if it is an io.Closer. The driver itself has opened nothing.
 func (d *driver) Close() error {
+	d.tasks.stop()
 	if c, ok := d.store.(io.Closer); ok {
 		return c.Close()
 	}
@@ -100,55 +111,46 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		v = nil
 	}
 
-	a := &attempt{claim: c, writer: d.writer, sent: map[uint64]time.Time{}}
+	a := &attempt{claim: c, writer: d.writer, polls: d.polls, sent: map[uint64]time.Time{}}
 	err := d.records.update(ctx, c.Key, c.Timeout, v, a.edit)
 	return a.grant, err
 }
 
-// Renew writes each hold with a new number and at least its TTL. A term never gets shorter: the
-// rest that this driver counts is at least the rest that the holder counts.
+// Renew makes a try to renew each hold.
 func (d *driver) Renew(
 	ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error),
 ) {
-	renew := func(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
-		err = d.change(ctx, &c, func(it item, r *record, now time.Time) {
-			r.add(it, max(c.TTL, it.rest(now)), now)
-			g = grant(&c, 0, now)
-		})
-		return g, err
-	}
-
-	backend.RenewEach(ctx, cs, done, renew)
+	backend.RenewEach(ctx, cs, done, d.renew)
 }
 
 // Release frees the key, or leaves it taken until c.KeepUntil by a token that no caller has.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
-	err := d.change(ctx, &c, func(it item, r *record, now time.Time) {
-		rest := c.KeepUntil.Sub(now)
-		if rest <= 0 || it.Kind == kindShared {
-			return
+	err := d.change(ctx, &c, func(it item, r *record, now time.Time) (writes bool) {
+		if rest := c.KeepUntil.Sub(now); rest > 0 && it.Kind != kindShared {
+			it.Kind = kindMinHold
+			it.Token = tokenMinHold
+			r.add(it, rest, now)
 		}
-		it.Kind = kindMinHold
-		it.Token = tokenMinHold
-		r.add(it, rest, now)
+		return true
 	})
 
-	// A sweep reads 200 entries, which is more than 100 releases can leave.
 	if mathrand.N(100) == 0 {
-		_ = d.sweeper.sweep(ctx)
+		d.sweeper.start()
 	}
 	return err
 }
 
 // change writes the record without the hold of c.Token. The function edit may add the hold again,
-// changed. If the last view has the hold, change makes no Get before the Put.
+// changed, or return false, so that nothing is written. If the last view has the hold, change makes
+// no Get before the Put.
 //
 // If there is no such hold, change writes a new version before it returns ErrLost. Then the store
 // refuses each earlier Put that is still under way and would bring the token back. It also refuses
 // the new version if the view was stale, or if another driver has renewed a hold that this driver
 // counted as dead.
 func (d *driver) change(
-	ctx context.Context, c *backend.Claim, edit func(it item, r *record, now time.Time),
+	ctx context.Context, c *backend.Claim,
+	edit func(it item, r *record, now time.Time) (writes bool),
 ) error {
 	v := d.records.views.last(c.Key)
 	if v != nil && find(v.rec.Items, c.Token) < 0 {
@@ -167,7 +169,9 @@ func (d *driver) change(
 
 		it := items[i]
 		r := v.next(slices.Delete(items, i, i+1), now)
-		edit(it, r, now)
+		if !edit(it, r, now) {
+			return nil, nil
+		}
 		return r, nil
 	})
 
@@ -201,8 +205,23 @@ func (d *driver) List(
 	const most = 1000 // entries of a page, which is the most that backend.Lister allows
 	return func(yield func(backend.Entry, error) bool) {
 		position := ""
+		n := 100
 		for {
-			views, next, err := d.records.page(ctx, prefix, position, most, timeout)
+			began := time.Now()
+			within, cancel := context.WithTimeout(ctx, timeout)
+			views, next, err := d.records.page(within, prefix, position, n)
+			cancel()
+
+			// A page must fit into the timeout, also if the store reads its entries one by one.
+			took := time.Since(began)
+			switch {
+			case err != nil && took >= timeout && n > 1 && ctx.Err() == nil:
+				n = max(n/8, 1)
+				continue
+			case took < timeout/4:
+				n = min(2*n, most)
+			}
+
 			for _, v := range views {
 				s := v.status(time.Now())
 				inUse := s.Held || len(s.Waiters) > 0

@@ -1,6 +1,7 @@
 package caslock_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,11 +64,66 @@ func conform(t *testing.T, mem *memkv.Store, store caslock.Store) {
 type careless struct{ *memkv.Store }
 
 func (s careless) Put(ctx context.Context, key string, value []byte, _ string) (string, error) {
-	e, err := s.Get(ctx, key)
-	if err != nil {
-		return "", err
+	for {
+		e, err := s.Get(ctx, key)
+		if err != nil {
+			return "", err
+		}
+		version, err := s.Store.Put(ctx, key, value, e.Version)
+		if !errors.Is(err, caslock.ErrConflict) {
+			return version, err
+		}
 	}
-	return s.Store.Put(ctx, key, value, e.Version)
+}
+
+// racing compares the version first, and writes later.
+type racing struct{ *memkv.Store }
+
+func (s racing) Put(
+	ctx context.Context, key string, value []byte, version string,
+) (string, error) {
+	e, err := s.Get(ctx, key)
+	if err != nil || e.Version != version {
+		return "", cmp.Or(err, caslock.ErrConflict)
+	}
+	time.Sleep(2 * time.Millisecond)
+	return careless(s).Put(ctx, key, value, version)
+}
+
+// crude deletes a name whatever its version, or not at all.
+type crude struct {
+	*memkv.Store
+	deletes bool
+	calls   atomic.Int64
+}
+
+func (s *crude) Delete(ctx context.Context, name, _ string) error {
+	s.calls.Add(1)
+	if !s.deletes {
+		return errors.ErrUnsupported
+	}
+	e, err := s.Get(ctx, name)
+	return cmp.Or(err, s.Store.Delete(ctx, name, e.Version))
+}
+
+// A store that cannot compare when it deletes is served, and only New deletes.
+func TestNoConditionalDelete(t *testing.T) {
+	for _, deletes := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &crude{Store: memkv.New(), deletes: deletes}
+			d := open(t, s)
+			probes := s.calls.Load()
+			for i := range 5000 {
+				c := backend.Claim{Key: fmt.Sprint(i), Token: "t", TTL: time.Minute, Timeout: time.Minute}
+				await.Value(d.Acquire(t.Context(), c))
+				await.Must(t, d.Release(t.Context(), c))
+				time.Sleep(time.Second)
+			}
+			if s.calls.Load() != probes || probes != 1 {
+				t.Errorf("%d deletes, %d of them by New", s.calls.Load(), probes)
+			}
+		})
+	}
 }
 
 // repeating gives each value of a key the same version.
@@ -93,6 +150,12 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 	if _, err := caslock.NewDriver(t.Context(), careless{memkv.New()}); !errors.Is(err, backend.ErrInvalid) {
 		t.Errorf("a store that compares no versions: %v", err)
 	}
+	synctest.Test(t, func(t *testing.T) {
+		_, err := caslock.NewDriver(t.Context(), racing{memkv.New()})
+		if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "atomic") {
+			t.Errorf("a store that compares first and writes later: %v", err)
+		}
+	})
 
 	mem := memkv.New()
 	mem.Put(t.Context(), "other", nil, "") // so that no version of the probe is 1
@@ -107,15 +170,18 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 // An outage is no answer: New reports it at each step of its probe, and Inspect does not take the key
 // for a free one.
 func TestOutage(t *testing.T) {
-	mem, left := memkv.New(), 0
-	mem.Fault = func(string) memkv.Fault { left--; return memkv.Fault{Lost: left < 0} }
-	for steps := range 6 {
-		left = steps
+	var left atomic.Int64
+	mem := memkv.New()
+	open(t, mem)
+	probe := int(mem.Calls.Load())
+	mem.Fault = func(string) memkv.Fault { return memkv.Fault{Lost: left.Add(-1) < 0} }
+	for steps := range probe {
+		left.Store(int64(steps))
 		if _, err := caslock.New(t.Context(), mem, nil); !errors.Is(err, memkv.ErrLost) || backend.Definite(err) {
 			t.Errorf("an outage after %d calls of New: %v", steps, err)
 		}
 	}
-	left = 6
+	left.Store(int64(probe))
 	d := open(t, mem)
 	if s, err := d.(backend.Inspector).Inspect(t.Context(), "key"); !errors.Is(err, memkv.ErrLost) {
 		t.Errorf("Inspect in an outage: %v, %v", s, err)
@@ -192,75 +258,6 @@ func TestForeignValue(t *testing.T) {
 		}
 		if e, _ := mem.Get(ctx, "key"); string(e.Value) != value {
 			t.Errorf("%q was replaced by %q", value, e.Value)
-		}
-	}
-}
-
-// A sweep removes the hold of a dead process a term after an earlier sweep has seen it, and the
-// record an hour later. Fences grow nevertheless.
-func TestSweep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		mem, ctx := memkv.New(), t.Context()
-		d := open(t, mem)
-		acquire := func(token string) uint64 {
-			g, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: token, TTL: time.Minute, Timeout: time.Minute, Fenced: true})
-			await.Must(t, err)
-			return g.Fence
-		}
-		entries := func() int {
-			es, _, _ := mem.Scan(ctx, "", 10)
-			return len(es)
-		}
-		fence := acquire("dead")
-		other := open(t, mem)
-		for i, want := range []struct {
-			sleep time.Duration
-			held  bool
-			n     int
-		}{{0, true, 1}, {59 * time.Second, true, 1}, {2 * time.Second, false, 1}, {time.Minute, false, 1}, {time.Hour, false, 0}} {
-			time.Sleep(want.sleep)
-			await.Must(t, caslock.Sweep(ctx, other))
-			e, _ := mem.Get(ctx, "key")
-			if held := strings.Contains(string(e.Value), "dead"); held != want.held || entries() != want.n {
-				t.Errorf("sweep %d: held %v and %d entries, want %v and %d", i, held, entries(), want.held, want.n)
-			}
-		}
-		if next := acquire("next"); next <= fence {
-			t.Errorf("fence %d after %d", next, fence)
-		}
-	})
-}
-
-// forgetful forgets each position, as an API server of Kubernetes does after some minutes.
-type forgetful struct{ *memkv.Store }
-
-func (forgetful) Scan(_ context.Context, position string, _ int) ([]caslock.Entry, string, error) {
-	return nil, "next", map[string]error{"next": errors.New("the position has expired")}[position]
-}
-
-// gone lists an entry that another client has deleted meanwhile, and deletes whatever it is asked to.
-type gone struct{ *memkv.Store }
-
-func (gone) Scan(context.Context, string, int) ([]caslock.Entry, string, error) {
-	return []caslock.Entry{{}}, "", nil
-}
-
-func (g gone) Delete(ctx context.Context, name, version string) error {
-	if version == "" {
-		panic("a delete without a version")
-	}
-	return g.Store.Delete(ctx, name, version)
-}
-
-func TestSweepLeavesAnEntryThatIsGone(t *testing.T) {
-	await.Must(t, caslock.Sweep(t.Context(), open(t, gone{memkv.New()})))
-}
-
-func TestSweepBeginsAgainAfterAnError(t *testing.T) {
-	d := open(t, forgetful{memkv.New()})
-	for i, fails := range []bool{false, true, false} {
-		if err := caslock.Sweep(t.Context(), d); (err != nil) != fails {
-			t.Errorf("sweep %d: %v", i, err)
 		}
 	}
 }

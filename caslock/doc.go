@@ -14,10 +14,13 @@
 // # Guarantees
 //
 // A key has one holder at a time, if the store keeps each write that it has confirmed, and compares
-// the version and writes in one step. The clocks of clients need not agree: each client counts
-// terms by its own clock, and backend.Drift covers different speeds. Fences grow if clocks agree
-// within an hour. After a loss of all data, they grow once the writer's clock is later than the
-// last write. Waiters get the key in no particular order. Inspect may report a refused key as free.
+// the version and writes in one step. For that, the clocks of clients need not agree: each client
+// counts terms by its own clock, and backend.Drift covers different speeds. Only three things need
+// wall clocks, and no hold depends on them. Fences grow if clocks agree within an hour; after a
+// loss of all data, they grow once the writer's clock is later than the last write. A min hold
+// lasts, and a waiting writer keeps out new readers, if clocks agree within a minute; a TryLock of
+// a process that has not seen the min hold before is refused for a minute longer. Waiters get the
+// key in no particular order. Inspect may report a refused key as free.
 //
 // # Cost
 //
@@ -25,11 +28,15 @@
 // free. An attempt at a held key takes a read. A renewal or an unlock takes a write. If another
 // client has written since, each of these three takes one more read and write. A waiter reads when
 // the store reports a change. If the store cannot do that, the waiter polls at the pace of
-// hasp.Options.Backoff, which should be seconds if calls cost money. All shared leases of a key are
-// in one record, which each renewal rewrites: in a distant store, let 20 callers share a key at
-// most. One release in a hundred also reads a page of the records, if the store can list them. It
-// removes holds that have not changed for their whole term, and the records of keys that were free
-// for an hour. So at least one process should run for several terms.
+// hasp.Options.Backoff, which should be seconds if calls cost money. With more than 6 s, new
+// readers may come before a writer that waits for readers. All shared leases of a key are in one
+// record, which each renewal rewrites: in a distant store, let 20 callers share a key at most.
+//
+// One release in a hundred starts a sweep, if the store can list its records. A sweep reads a page
+// of 200 records in the background, and makes at most 16 writes at the same time. It removes holds
+// that have not changed for their whole term. It also removes the records of keys that were free
+// for a minute, or for an hour if a caller has asked for a fence. Close ends it. So at least one
+// process should run for several terms.
 //
 // # How it works
 //

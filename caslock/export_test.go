@@ -6,7 +6,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Sweep looks at one page of records, as one release of many does.
+// Sweep looks at one page of records, as the sweep that one release of many starts.
 func Sweep(ctx context.Context, d backend.Driver) error {
-	return d.(*driver).sweeper.sweep(ctx)
+	_, err := d.(*driver).sweeper.sweep(ctx)
+	return err
 }

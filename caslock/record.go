@@ -24,6 +24,12 @@ type record struct {
 	Items []item `json:"items,omitempty"`
 }
 
+// encode returns r as the store has it.
+func (r *record) encode() string {
+	value, _ := json.Marshal(r) // no error, because each field can be encoded
+	return string(value)
+}
+
 // isOf reports whether r is the record of key. A key that is not known is "".
 func (r *record) isOf(key string) bool {
 	if key == "" {
@@ -67,12 +73,16 @@ const (
 // tokenMinHold is the token of the rest of a min hold. No caller has it.
 const tokenMinHold = "kept"
 
+// clockError is how far the wall clocks of clients may differ.
+const clockError = time.Minute
+
 // rest returns how long the item still lives, as far as this process can tell. A min hold and an
-// intent guard no work, so they also end by the wall clock, for callers that ask only once.
+// intent guard no work, so they also end by the wall clock, but later: a caller that asks only once
+// has not observed them before.
 func (it *item) rest(now time.Time) time.Duration {
 	rest := it.TTL - now.Sub(it.seen)
 	if it.Kind == kindMinHold || it.Kind == kindIntent {
-		rest = min(rest, it.Ends.Sub(now.Round(0)))
+		rest = min(rest, it.Ends.Add(clockError).Sub(now.Round(0)))
 	}
 	return rest
 }
@@ -109,10 +119,11 @@ func refusal(items []item, now time.Time) *backend.HeldError {
 // name returns the name of a key in the store. It replaces each byte that is no letter, no digit
 // and none of "-_." by "=" and its hex code. A long name ends with a hash of the whole key.
 func name(key string) string {
-	const most = 253 // the limit for names in Kubernetes
+	const most = 240 // leaves room for the ends of file names, which may have 255 bytes
+	const hashed = most - 1 - 2*sha256.Size
 	name := strings.NewReplacer("%", "=", "+", "=20", "~", "=7E").Replace(url.QueryEscape(key))
-	if len(name) > most {
-		name = fmt.Sprintf("%s=%x", name[:most], sha256.Sum256([]byte(key)))
+	if len(name) >= most { // so that no other name is as long as one with a hash
+		name = fmt.Sprintf("%s=%x", name[:hashed], sha256.Sum256([]byte(key)))
 	}
 	return name
 }
@@ -153,6 +164,5 @@ func Foreign(key string, last []byte, id, owner string, ttl time.Duration) []byt
 		}}
 	}
 
-	value, _ := json.Marshal(&r) // no error, because each field can be encoded
-	return value
+	return []byte(r.encode())
 }

@@ -2,10 +2,7 @@ package caslock
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -17,7 +14,7 @@ var ErrConflict = errors.New("version conflict")
 
 // Store is a key-value store that replaces a value only if its version is the expected one. An
 // adapter implements it. Many goroutines may call its methods at the same time. A name has at most
-// 318 bytes: letters, digits, and "-_.=". An adapter sends each call only once, so it switches off
+// 240 bytes: letters, digits, and "-_.=". An adapter sends each call only once, so it switches off
 // the retries of its client library. If a Put is repeated nevertheless and gets ErrConflict, the
 // driver finds that out by further calls. A Store that is an io.Closer is closed with its driver.
 type Store interface {
@@ -31,7 +28,10 @@ type Store interface {
 	Put(ctx context.Context, name string, value []byte, version string) (newVersion string, err error)
 
 	// Delete removes name if it has this version. If the name is absent, it returns nil or
-	// ErrConflict. Otherwise it returns ErrConflict.
+	// ErrConflict. Otherwise it returns ErrConflict. If the store cannot compare the version, Delete
+	// removes name whatever its version, or returns errors.ErrUnsupported. New finds that out, and
+	// the driver then calls Delete no more: it serves the store without a sweep, so the record of
+	// each key stays, and with ErrUnsupported also a record of each New.
 	Delete(ctx context.Context, name, version string) error
 
 	// Scan returns up to n entries after a position, which is empty in the first call, and later
@@ -62,39 +62,4 @@ type Watcher interface {
 	// bounds only the call of Watch, so the watch goes on after ctx has ended. To end the watch,
 	// the caller calls the function stop once, which does not block.
 	Watch(ctx context.Context, name string) (changes <-chan struct{}, stop func(), err error)
-}
-
-// probe checks that the store refuses a Put and a Delete with a wrong version. Its values are
-// records, so a sweep removes one that is left after a lost reply.
-func probe(ctx context.Context, store Store) error {
-	key := "caslock-probe-" + rand.Text()
-	put := func(n uint64, version string) (string, error) {
-		r := record{Key: []byte(key), Write: uint64(time.Now().UnixMicro()) + n}
-		value, _ := json.Marshal(r) // no error, because each field can be encoded
-		return store.Put(ctx, key, value, version)
-	}
-
-	first, err := put(1, "")
-	if err != nil {
-		return err
-	}
-
-	second, err := put(2, first)
-	if err != nil {
-		return err
-	}
-
-	_, created := put(3, "")
-	_, replaced := put(3, first)
-	removed := store.Delete(ctx, key, first)
-	for _, err := range []error{created, replaced, removed} {
-		if err == nil || first == second {
-			return fmt.Errorf("%w: the store does not compare versions, so it cannot keep locks",
-				backend.ErrInvalid)
-		}
-		if !errors.Is(err, ErrConflict) {
-			return err
-		}
-	}
-	return store.Delete(ctx, key, second)
 }

@@ -12,11 +12,23 @@ import (
 type view struct {
 	version string
 	rec     record
+	since   time.Time // when the answer came
 }
 
 // live returns the items that have not died.
 func (v *view) live(now time.Time) []item {
 	return without(v.rec.Items, func(it item) bool { return it.rest(now) <= 0 })
+}
+
+// isOver reports whether the record has had no items for so long that a new one can replace it. The
+// number of a new record comes from the clock, so it is larger than the old number if the clocks
+// agree within an hour. That matters only if a caller has got a fence.
+func (v *view) isOver(now time.Time) bool {
+	keep := time.Minute
+	if v.rec.Fence > 0 {
+		keep = time.Hour
+	}
+	return len(v.rec.Items) == 0 && v.rec.Write < uint64(now.Add(-keep).UnixMicro())
 }
 
 // next returns a record with these items, which is to replace the record of v.
@@ -58,13 +70,14 @@ func (v *view) status(now time.Time) backend.Status {
 	return s
 }
 
-// maxViews is how many keys views remembers at most.
-const maxViews = 10_000
+// leastViews is how many views are remembered in any case.
+const leastViews = 10_000
 
 // views remembers the last view of each key.
 type views struct {
-	mu    sync.Mutex // guards byKey, and the time seen of each item while remember sets it
+	mu    sync.Mutex // guards the fields below, and the time seen of items while remember sets it
 	byKey map[string]*view
+	most  int // if there are more, makeRoomLocked looks for views to forget
 }
 
 // last returns the last view of key, or nil.
@@ -74,9 +87,10 @@ func (vs *views) last(key string) *view {
 	return vs.byKey[key]
 }
 
-// remember returns the view of a record, and keeps it as the last view of its key. An item that was
-// in the view before keeps its time seen.
-func (vs *views) remember(version string, r record, now time.Time) *view {
+// remember returns the view of a record, which the answer to a call has shown that began at the
+// time began. It keeps the view as the last one of its key, unless a newer one came during the
+// call. An item that was in the view before keeps its time seen.
+func (vs *views) remember(version string, r record, began, now time.Time) *view {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 
@@ -86,8 +100,14 @@ func (vs *views) remember(version string, r record, now time.Time) *view {
 	}
 	vs.makeRoomLocked()
 
-	v := &view{version, r}
-	vs.byKey[string(r.Key)] = v
+	// The answers of calls may come in another order. The number alone proves nothing, because the
+	// store may have lost its last writes.
+	v := &view{version, r, time.Now()}
+	last := vs.byKey[string(r.Key)]
+	isLate := last != nil && last.since.After(began) && last.rec.Write > r.Write
+	if !isLate {
+		vs.byKey[string(r.Key)] = v
+	}
 	return v
 }
 
@@ -109,17 +129,16 @@ func (vs *views) firstSeenLocked(key string, it *item, now time.Time) time.Time 
 	return seen
 }
 
-// makeRoomLocked deletes the views of free keys if there are too many views. If that is not enough,
-// it deletes some others, which only delays a take-over.
+// makeRoomLocked forgets the views of free keys, and those whose items have been dead for an hour,
+// if there are too many views. It never forgets a hold that lives or that can be taken over now.
 func (vs *views) makeRoomLocked() {
-	if len(vs.byKey) >= maxViews {
-		maps.DeleteFunc(vs.byKey, func(_ string, v *view) bool { return len(v.rec.Items) == 0 })
+	if len(vs.byKey) < vs.most {
+		return
 	}
 
-	for k := range vs.byKey {
-		if len(vs.byKey) < maxViews {
-			break
-		}
-		delete(vs.byKey, k)
-	}
+	anHourAgo := time.Now().Add(-time.Hour)
+	maps.DeleteFunc(vs.byKey, func(_ string, v *view) bool { return len(v.live(anHourAgo)) == 0 })
+
+	// As many keys must come before the next look, so that it costs little for each of them.
+	vs.most = max(leastViews, 2*len(vs.byKey))
 }

@@ -17,27 +17,16 @@ var planted = []struct{ name, file, code, bug string }{
 	{
 		name: "a term is counted from before the Get",
 		file: "records.go",
-		code: `	e, err := rs.store.Get(ctx, name(key))
-	if err != nil {
-		return nil, err
-	}
-
-	return rs.decode(key, e, time.Now())`,
-		bug: `	began := time.Now()
-	e, err := rs.store.Get(ctx, name(key))
-	if err != nil {
-		return nil, err
-	}
-
-	return rs.decode(key, e, began)`,
+		code: "return rs.decode(key, e, began, time.Now())",
+		bug:  "return rs.decode(key, e, began, began)",
 	},
 	{
 		name: "no read after a conflict",
 		file: "records.go",
-		code: "err := rs.put(ctx, v, r); err != nil {",
+		code: "err := rs.put(ctx, v, r); !errors.Is(err, ErrConflict) {",
 		bug: `err := rs.put(ctx, v, r); errors.Is(err, ErrConflict) {
-				return backend.ErrHeld
-			} else if err != nil {`,
+			return backend.ErrHeld
+		} else {`,
 	},
 	{
 		name: "a repeated Put counts from the read",
@@ -51,6 +40,12 @@ var planted = []struct{ name, file, code, bug string }{
 		code: "return v.next(rest, now), backend.ErrLost",
 		bug: `_ = rest
 			return nil, backend.ErrLost`,
+	},
+	{
+		name: "a late answer to a renewal counts from the retry",
+		file: "renew.go",
+		code: "		return !over",
+		bug:  "		g = grant(c, 0, now); return !over",
 	},
 	{
 		name: "a fence by the clock only",
@@ -69,11 +64,11 @@ var planted = []struct{ name, file, code, bug string }{
 	},
 	{
 		name: "a renewal keeps the number of its hold",
-		file: "caslock.go",
-		code: "r.add(it, max(c.TTL, it.rest(now)), now)",
+		file: "renew.go",
+		code: "rec.add(it, max(c.TTL, it.rest(now)), now)",
 		bug: `n := it.N
-			r.add(it, max(c.TTL, it.rest(now)), now)
-			r.Items[len(r.Items)-1].N = n`,
+		rec.add(it, max(c.TTL, it.rest(now)), now)
+		rec.Items[len(rec.Items)-1].N = n`,
 	},
 }
 

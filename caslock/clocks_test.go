@@ -1,0 +1,85 @@
+package caslock_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/memkv"
+	"github.com/hasplock/hasp/internal/await"
+)
+
+// ahead is a store as a process reads it whose wall clock is ahead: each time in it is earlier.
+type ahead struct {
+	*memkv.Store
+	by time.Duration
+}
+
+func (s ahead) Get(ctx context.Context, key string) (caslock.Entry, error) {
+	e, err := s.Store.Get(ctx, key)
+	var r map[string]json.RawMessage
+	var items []map[string]any
+	if json.Unmarshal(e.Value, &r) == nil && json.Unmarshal(r["items"], &items) == nil {
+		for _, it := range items {
+			at := await.Value(time.Parse(time.RFC3339Nano, it["ends"].(string)))
+			it["ends"] = at.Add(-s.by)
+		}
+		r["items"], _ = json.Marshal(items)
+		e.Value, _ = json.Marshal(r)
+	}
+	return e, err
+}
+
+// A min hold lasts for an observer whose clock is ahead. To a caller that asks only once, it ends
+// soon after its end.
+func TestAMinHoldByOtherClocks(t *testing.T) {
+	for _, by := range []time.Duration{0, 31 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, mem := t.Context(), memkv.New()
+			c := backend.Claim{Key: "key", Token: "first", TTL: time.Minute, Timeout: time.Minute}
+			first, other := open(t, mem), open(t, ahead{mem, by})
+			await.Value(first.Acquire(ctx, c))
+			c.KeepUntil = time.Now().Add(30 * time.Second)
+			await.Must(t, first.Release(ctx, c))
+
+			c.Token = "next"
+			for range 29 {
+				if _, err := other.Acquire(ctx, c); !errors.Is(err, backend.ErrHeld) {
+					t.Errorf("clock ahead by %v: the min hold has ended early: %v", by, err)
+				}
+				time.Sleep(time.Second)
+			}
+			time.Sleep(62*time.Second - by)
+			await.Value(open(t, ahead{mem, by}).Acquire(ctx, c))
+		})
+	}
+}
+
+// A writer that waits keeps out readers whose clocks are ahead.
+func TestAWriterBesideReadersWithOtherClocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, mem := t.Context(), memkv.New()
+		writer := await.Value(caslock.New(ctx, mem, nil))
+		readers := open(t, ahead{mem, 4 * time.Second})
+		c := backend.Claim{Key: "key", Token: "a", TTL: time.Minute, Timeout: time.Minute, Shared: true}
+		await.Value(readers.Acquire(ctx, c))
+		go func() {
+			time.Sleep(time.Second) // the writer waits
+			next := c
+			next.Token = "b"
+			if _, err := readers.Acquire(ctx, next); !errors.Is(err, backend.ErrHeld) {
+				t.Errorf("a reader comes before the writer: %v", err)
+			}
+			await.Must(t, readers.Release(ctx, c))
+		}()
+		l, err := writer.Lock(ctx, "key", hasp.WithMaxWait(time.Minute))
+		await.Must(t, err)
+		await.Must(t, errors.Join(l.Unlock(ctx), writer.Close()))
+	})
+}

@@ -1,0 +1,92 @@
+package caslock
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+)
+
+// probe returns an error if the store replaces values whatever their version, or compares first and
+// writes later. Otherwise it reports whether the store also refuses a Delete with a wrong version,
+// which a sweep relies on. The values are records, so a sweep removes one that is left after a lost
+// reply.
+func probe(ctx context.Context, store Store) (deletes bool, err error) {
+	key := "caslock-probe-" + rand.Text()
+	r := record{Key: []byte(key), Write: uint64(time.Now().UnixMicro())}
+
+	// Open the connections, so that the writers below meet.
+	together(probeWriters, func(int) { _, _ = store.Get(ctx, key) })
+
+	versions := []string{""} // oldest first
+	for range 3 {
+		next, err := race(ctx, store, &r, versions)
+		if err != nil {
+			return false, err
+		}
+		versions = append(versions, next)
+	}
+
+	err = store.Delete(ctx, key, versions[1])
+	switch {
+	case err == nil, errors.Is(err, errors.ErrUnsupported):
+		return false, nil
+	case !errors.Is(err, ErrConflict):
+		return false, err
+	}
+	return true, store.Delete(ctx, key, versions[3])
+}
+
+// probeWriters is how many writers of a race expect the version that the store has.
+const probeWriters = 8
+
+// race lets writers put records at the same time: some expect the last of the versions, and one
+// expects each earlier version. It returns the version of the only writer that may succeed.
+func race(ctx context.Context, store Store, r *record, versions []string) (next string, err error) {
+	last := versions[len(versions)-1:]
+	expected := slices.Concat(versions, slices.Repeat(last, probeWriters-1))
+	made := make([]string, len(expected))
+	errs := make([]error, len(expected))
+	number := r.Write
+	r.Write += uint64(len(expected)) // no two values are equal
+	together(len(expected), func(i int) {
+		value := record{Key: r.Key, Write: number + uint64(i)}
+		made[i], errs[i] = store.Put(ctx, string(r.Key), []byte(value.encode()), expected[i])
+	})
+
+	winners := 0
+	for i, e := range errs {
+		if e == nil {
+			winners++
+			next = made[i]
+		}
+		if !errors.Is(e, ErrConflict) {
+			err = cmp.Or(err, e)
+		}
+	}
+
+	switch {
+	case winners == 0:
+		return "", cmp.Or(err, ErrConflict)
+	case winners > 1, slices.Contains(versions, next):
+		return "", fmt.Errorf("%w: the store does not compare versions in one step with the write, "+
+			"so it cannot keep locks: use one whose conditional writes are atomic",
+			backend.ErrInvalid)
+	}
+	return next, nil // a busy store may refuse the others for other reasons
+}
+
+// together calls f n times at the same time, and waits for the calls.
+func together(n int, f func(i int)) {
+	var running sync.WaitGroup
+	for i := range n {
+		running.Go(func() { f(i) })
+	}
+	running.Wait()
+}
