@@ -215,7 +215,8 @@ func TestCreds(t *testing.T) {
 	}
 	_, system := account(jwt.JetStreamLimits{})
 	without, _ := account(jwt.JetStreamLimits{})
-	with, _ := account(jwt.JetStreamLimits{DiskStorage: -1, MemoryStorage: -1, Streams: 1, Consumer: -1})
+	one := jwt.JetStreamLimits{DiskStorage: -1, MemoryStorage: -1, Streams: 1, Consumer: -1}
+	with, _ := account(one)
 
 	creds := func(account nkeys.KeyPair) string {
 		keys := await.Value(nkeys.CreateUser())

@@ -49,8 +49,8 @@ func (s *Store) delete(ctx context.Context, object, at *string) error {
 	return answer(err)
 }
 
-// canDelete reports whether the DELETE of the store can be used. Callers that ask before one of them
-// has found out find out on their own.
+// canDelete reports whether the DELETE of the store can be used. Several callers may find that out
+// at the same time.
 func (s *Store) canDelete(ctx context.Context) (bool, error) {
 	if fit := s.deletes.Load(); fit != nil {
 		return *fit, nil

@@ -63,7 +63,8 @@ func TestBadURL(t *testing.T) {
 func TestServer(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	refused(t, strings.Replace(at(s.addr, ""), "bucket", "other", 1), false, "NoSuchBucket", "create it")
+	other := strings.Replace(at(s.addr, ""), "bucket", "other", 1)
+	refused(t, other, false, "NoSuchBucket", "create it")
 	refused(t, at(s.addr, "region=eu-1"), false, "us-east-1", "another region")
 	refused(t, strings.Replace(at(s.addr, ""), "http:", "https:", 1), false, "no TLS", "http://")
 

@@ -64,10 +64,18 @@ const scanners = 32
 
 // Client is what a Store needs of an [s3.Client].
 type Client interface {
-	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
-	PutObject(context.Context, *s3.PutObjectInput, ...func(*s3.Options)) (*s3.PutObjectOutput, error)
-	DeleteObject(context.Context, *s3.DeleteObjectInput, ...func(*s3.Options)) (*s3.DeleteObjectOutput, error)
-	ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error)
+	GetObject(
+		context.Context, *s3.GetObjectInput, ...func(*s3.Options),
+	) (*s3.GetObjectOutput, error)
+	PutObject(
+		context.Context, *s3.PutObjectInput, ...func(*s3.Options),
+	) (*s3.PutObjectOutput, error)
+	DeleteObject(
+		context.Context, *s3.DeleteObjectInput, ...func(*s3.Options),
+	) (*s3.DeleteObjectOutput, error)
+	ListObjectsV2(
+		context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options),
+	) (*s3.ListObjectsV2Output, error)
 }
 
 // Store keeps its entries in objects of a bucket, whose names begin with a prefix. It is safe for

@@ -59,6 +59,9 @@ func TestConformance(t *testing.T) {
 				Open: func(ctx context.Context, addr string) (backend.Driver, error) {
 					return open(ctx, addr, "clock="+strconv.FormatBool(clock))
 				},
+				Cannot: map[string]string{
+					"keys-long": "versitygw has a file for each object, whose name is too long",
+				},
 				Only: func(clause string) bool { return !clock || onTerms.MatchString(clause) },
 				Link: func(_ context.Context, addr string) (*conformance.Link, error) {
 					return conformance.TCP(addr)
@@ -168,7 +171,7 @@ func TestDelete(t *testing.T) {
 	real := startServer(t)
 	var mu sync.Mutex // guards deleted
 	deleted := map[string]bool{}
-	fakes := map[string]func(w http.ResponseWriter, r *http.Request) bool{
+	fakes := map[string]fake{
 		"obeys": func(http.ResponseWriter, *http.Request) bool { return false },
 		"lacks": func(w http.ResponseWriter, r *http.Request) bool {
 			lacks := r.Method == http.MethodDelete && r.Header.Get("If-Match") != ""
@@ -202,14 +205,14 @@ func TestDelete(t *testing.T) {
 		},
 	}
 
-	for name, fake := range fakes {
+	for name, answer := range fakes {
 		t.Run(name, func(t *testing.T) {
 			var dropped sync.Map
 			addr := real.front(t, func(w http.ResponseWriter, r *http.Request) bool {
 				if r.Method == http.MethodDelete {
 					dropped.Store(*objectOf(r), true)
 				}
-				return fake(w, r)
+				return answer(w, r)
 			})
 			ctx := t.Context()
 			await.Must(t, await.Value(open(ctx, addr, "")).(io.Closer).Close())
@@ -256,8 +259,8 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// A store that ignores a condition could grant a key to two holders. Each fake is in front of a real
-// server.
+// A store that ignores a condition could grant a key to two holders. Each fake is in front of a
+// real server.
 func TestServersThatCannotKeepLocks(t *testing.T) {
 	t.Parallel()
 	real := startServer(t)

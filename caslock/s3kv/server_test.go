@@ -49,8 +49,8 @@ type server struct {
 }
 
 // binary returns the path of versitygw, which HASP_TEST_VERSITYGW names. Without that, the go
-// command builds it, and keeps it in its cache. If that fails, binary skips the test, or fails it if
-// HASP_TEST_VERSITYGW is "required".
+// command builds it, and keeps it in its cache. If that fails, binary skips the test, or fails it
+// if HASP_TEST_VERSITYGW is "required".
 func binary(t *testing.T) string {
 	t.Helper()
 	set := os.Getenv("HASP_TEST_VERSITYGW")
@@ -127,12 +127,15 @@ func (s *server) client() *s3.Client {
 	})
 }
 
-// front starts a fake in front of the server: it answers the requests that the function fake answers
-// with true, and passes on the others.
-func (s *server) front(t *testing.T, fake func(w http.ResponseWriter, r *http.Request) bool) string {
+// fake answers a request, or returns false.
+type fake func(w http.ResponseWriter, r *http.Request) bool
+
+// front starts a fake in front of the server. The server gets the requests that the fake does not
+// answer.
+func (s *server) front(t *testing.T, answer fake) string {
 	proxy := httputil.NewSingleHostReverseProxy(await.Value(url.Parse("http://" + s.addr)))
 	return fakeServer(t, func(w http.ResponseWriter, r *http.Request) {
-		if !fake(w, r) {
+		if !answer(w, r) {
 			proxy.ServeHTTP(w, r)
 		}
 	})
