@@ -30,7 +30,7 @@ func open(ctx context.Context, addr, params string) (backend.Driver, error) {
 
 // onTerms has the clauses that a clock of the store may change.
 var onTerms = regexp.MustCompile(
-	"^(takes|acquire|expiry|deadline|process|wait-d|keep|fence-g|list-held|history)")
+	"^(takes|acquire|expiry|deadline|process|wait-d|keep|fence-g|list-held|history-driver)")
 
 // harness returns a harness without a store, for the bucket at an address of n.
 func harness(n *node, params string) conformance.Harness {

@@ -44,7 +44,7 @@ func open(ctx context.Context, addr, params string) (backend.Driver, error) {
 
 // onTerms has the clauses that a clock of the store may change.
 var onTerms = regexp.MustCompile(
-	"^(takes|acquire|expiry|deadline|process|wait-d|keep|fence-g|list-held|history)")
+	"^(takes|acquire|expiry|deadline|process|wait-d|keep|fence-g|list-held|history-driver)")
 
 func TestConformance(t *testing.T) {
 	for _, clock := range []bool{false, true} {
