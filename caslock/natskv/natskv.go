@@ -1,10 +1,36 @@
-// Package natskv lets caslock keep locks in a key-value bucket of NATS JetStream. Waiters are woken
-// by a watch. Use file storage, and three replicas or more if locks must survive the loss of a
-// server. After a loss of all data, versions begin again: an old holder may overwrite a new one.
-// An account needs the API subjects STREAM.MSG.GET and STREAM.PURGE as well as the key-value ones.
+// Package natskv keeps locks in a key-value bucket of NATS JetStream. It is the strategy nats:
 //
-// By default the store has no clock: see package caslock for TryLock. If the servers' clocks agree
-// within backend.Drift, as by NTP, New can use them; a read of a held key then takes two calls.
+//	hasp.Open(ctx, "nats://user:password@host:4222,host2:4222/bucket?replicas=3", nil)
+//
+// In place of user:password, the URL may have a token. With nats+tls:// the connection has TLS, and
+// with nats:// it has TLS if the server asks for it. The parameters:
+//
+//   - create: whether to create the bucket if there is none, also after the server has lost its
+//     data. The default is true.
+//   - replicas: how many servers keep the bucket. A new bucket gets 1 by default. An existing
+//     bucket with fewer is refused.
+//   - clock: true if the servers' clocks agree within [backend.Drift], as by NTP. Then a TryLock
+//     of a new process gets the key of a dead holder (see package caslock), and a read of a held
+//     key takes two calls. The default is false.
+//   - creds, ca, cert, key: files of user credentials, of an authority, and of a client certificate
+//     with its key. They are read again at each reconnect.
+//
+// Waiters are woken by a watch. Use file storage, and three replicas or more if locks must survive
+// the loss of a server.
+//
+// # Loss of power
+//
+// A NATS server confirms a write before the write is on its disk. By default it syncs the disk
+// every two minutes. If its machine loses power or its kernel crashes, the confirmed writes of the
+// last two minutes may be lost. Then a key that is held may be granted to another caller. Three
+// replicas do not prevent that if the machines fail together, and may not prevent it if one machine
+// fails while another replica lags. The end of the process, as by kill -9, loses nothing. To lose
+// nothing in a power cut either, put this into the configuration of each server; each write then
+// waits for the disk:
+//
+//	jetstream { sync_interval: always }
+//
+// After a loss of data, versions begin again, so an old holder may overwrite a new one.
 package natskv
 
 import (
@@ -15,6 +41,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/hasplock/hasp/backend"
@@ -27,27 +54,39 @@ type Store struct {
 	kv     jetstream.KeyValue
 	stream jetstream.Stream // of the bucket; its reads go to the leader
 	bucket jetstream.KeyValueConfig
-	clock  bool
+	clock  bool // the clocks of the servers agree
+	create bool // the bucket, if there is none
 }
 
 // New returns a store in a bucket of js. The store creates the bucket if there is none, also after
 // the server has lost its data. Set clock only if the clocks of the servers agree. The connection
-// remains the caller's. Let it reconnect for ever (nats.MaxReconnects(-1)) and keep nothing while
-// it is down (nats.ReconnectBufSize(-1)), so that no request is sent after its caller has left.
-func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock bool) (*Store, error) {
-	unfit := fmt.Errorf(
-		"natskv: bucket %q: %w: want no TTL, and a History of 1; if the server has another bucket, delete it",
-		bucket.Bucket, backend.ErrInvalid)
+// remains the caller's. Let it reconnect for ever (nats.MaxReconnects(-1), IgnoreAuthErrorAbort),
+// and keep nothing while it is down (nats.ReconnectBufSize(-1)), so that no request is sent after
+// its caller has left. Let it notice within seconds that a server is gone (nats.PingInterval).
+func New(
+	ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock bool,
+) (*Store, error) {
+	return newStore(ctx, js, bucket, clock, true)
+}
+
+func newStore(
+	ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock, create bool,
+) (*Store, error) {
+	unfit := fmt.Errorf("natskv: bucket %q: %w: want no TTL, and a History of 1; "+
+		"if the server has another bucket, delete it", bucket.Bucket, backend.ErrInvalid)
 	if bucket.TTL > 0 || bucket.History > 1 {
 		return nil, unfit // before the bucket is created
 	}
 
 	kv, err := js.KeyValue(ctx, bucket.Bucket)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
+	if create && errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, bucket)
 	}
-	stream, missing := js.Stream(ctx, "KV_"+bucket.Bucket)
-	if err = cmp.Or(err, missing); err != nil {
+	if err != nil {
+		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
+	}
+	stream, err := js.Stream(ctx, "KV_"+bucket.Bucket)
+	if err != nil {
 		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
 	}
 
@@ -55,9 +94,14 @@ func New(ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueC
 	if config.MaxAge > 0 || config.MaxMsgsPerSubject > 1 {
 		return nil, unfit
 	}
+	if config.Replicas < bucket.Replicas {
+		return nil, fmt.Errorf("natskv: bucket %q: %w: it has fewer than %d replicas: "+
+			"nats stream edit KV_%[1]s --replicas %[3]d", bucket.Bucket, backend.ErrInvalid,
+			bucket.Replicas)
+	}
 	// This handle only makes no direct gets. Otherwise a replica that lags could answer a Get.
 	config.AllowDirect = false
-	return &Store{js, kv, stream, bucket, clock}, nil
+	return &Store{js, kv, stream, bucket, clock, create}, nil
 }
 
 // Limits says that calls end promptly.
@@ -76,28 +120,35 @@ func revision(version string) uint64 {
 	return r
 }
 
+// operation is the header of a message that marks the key as deleted.
+const operation = "KV-Operation"
+
 // subject returns the subject of the messages of name.
 func (s *Store) subject(name string) string { return "$KV." + s.bucket.Bucket + "." + key(name) }
 
+// last returns the last message of name, and whether it is a marker that says that the value was
+// deleted. If there is no message, both are zero.
+func (s *Store) last(ctx context.Context, name string) (*jetstream.RawStreamMsg, bool, error) {
+	m, err := s.stream.GetLastMsgForSubject(ctx, s.subject(name))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	marked := m.Header.Get(operation) != "" || m.Header.Get(jetstream.MarkerReasonHeader) != ""
+	return m, marked, nil
+}
+
 // Get reads the last value of name.
 func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
-	m, err := s.stream.GetLastMsgForSubject(ctx, s.subject(name))
-	switch {
-	case errors.Is(err, jetstream.ErrStreamNotFound):
+	m, marked, err := s.last(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) && s.create {
 		// The server has lost its data, so create the bucket for the next call.
 		_, _ = s.js.CreateKeyValue(ctx, s.bucket)
-		return caslock.Entry{}, err
-	case errors.Is(err, jetstream.ErrMsgNotFound):
-		return caslock.Entry{}, nil
-	case err != nil:
-		return caslock.Entry{}, err
 	}
-
-	// A message with one of these headers says that the value was deleted.
-	operation := m.Header.Get("KV-Operation")
-	marker := m.Header.Get(jetstream.MarkerReasonHeader)
-	if operation != "" || marker != "" {
-		return caslock.Entry{}, nil
+	if m == nil || marked {
+		return caslock.Entry{}, err
 	}
 
 	e := caslock.Entry{Value: m.Data, Version: version(m.Sequence)}
@@ -110,43 +161,51 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 	return e, nil
 }
 
-// Put writes a message if the last message of name has this version.
-func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
-	var last uint64
-	var err error
-	if at == "" {
-		last, err = s.kv.Create(ctx, key(name), value)
-	} else {
-		last, err = s.kv.Update(ctx, key(name), value, revision(at))
+// write writes a message if the last message of name has this revision, or if there is none and the
+// revision is 0.
+func (s *Store) write(
+	ctx context.Context, name string, m *nats.Msg, at uint64,
+) (revision uint64, err error) {
+	m.Subject = s.subject(name)
+	ack, err := s.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(at))
+	switch codeOf(err) {
+	case jetstream.JSErrCodeStreamWrongLastSequence,
+		jetstream.JSErrCodeStreamWrongLastSequenceConstant: // another write is in flight
+		return 0, caslock.ErrConflict
 	}
-
-	var api *jetstream.APIError
-	if errors.As(err, &api) {
-		switch api.ErrorCode {
-		case jetstream.JSErrCodeStreamWrongLastSequence,
-			jetstream.JSErrCodeStreamWrongLastSequenceConstant: // another write is in flight
-			return "", caslock.ErrConflict
-		}
+	if err != nil {
+		return 0, err
 	}
-	return version(last), err
+	return ack.Sequence, nil
 }
 
-// Delete purges name up to this version, so a newer version stays, also that of a Put in flight. A
-// purge leaves no marker, which would stay for ever. No watch sees a purge, but nobody waits for a
-// free key.
+// Put writes a message if the last message of name has this version.
+func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
+	n, err := s.write(ctx, name, &nats.Msg{Data: value}, revision(at))
+	if at == "" && errors.Is(err, caslock.ErrConflict) {
+		// The last message may be a marker of a Delete that has not purged it.
+		m, marked, lastErr := s.last(ctx, name)
+		if lastErr == nil && marked {
+			n, err = s.write(ctx, name, &nats.Msg{Data: value}, m.Sequence)
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	return version(n), nil
+}
+
+// Delete writes a marker if the last message of name has this version, and then purges the marker,
+// which would stay for ever. The purge ends at the marker, so it keeps a Put that came after it.
 func (s *Store) Delete(ctx context.Context, name, at string) error {
-	err := s.stream.Purge(ctx,
-		jetstream.WithPurgeSubject(s.subject(name)),
-		jetstream.WithPurgeSequence(revision(at)+1))
+	marker := &nats.Msg{Header: nats.Header{operation: {"DEL"}}}
+	n, err := s.write(ctx, name, marker, revision(at))
 	if err != nil {
 		return err
 	}
-
-	e, err := s.Get(ctx, name)
-	if e.Version != "" {
-		return caslock.ErrConflict
-	}
-	return err
+	return s.stream.Purge(ctx,
+		jetstream.WithPurgeSubject(s.subject(name)),
+		jetstream.WithPurgeSequence(n+1))
 }
 
 // Watch creates a consumer for the changes of name. The library creates it again after an outage,
@@ -182,7 +241,9 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 
 // Scan reads messages in the order of their revisions, by a watch that reports when there are no
 // more.
-func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
+func (s *Store) Scan(
+	ctx context.Context, position string, n int,
+) (es []caslock.Entry, next string, err error) {
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
 	from := jetstream.ResumeFromRevision(max(revision(position), 1))

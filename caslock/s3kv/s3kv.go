@@ -1,18 +1,40 @@
-// Package s3kv lets caslock keep locks in objects of an S3 bucket. It takes a client of the AWS
-// SDK, which signs requests for any endpoint, and which brings no modules but those of AWS.
+// Package s3kv keeps locks in objects of an S3 bucket, which must exist. It is the strategy s3:
 //
-// The store must obey If-None-Match and If-Match in PUT, and If-Match in DELETE, as general purpose
-// buckets of Amazon S3 do. caslock.New refuses a store that ignores one of them or answers 501 to
-// it, because a DELETE without a condition could remove a new hold. Use the bucket in only one
-// Region, without a Multi-Region Access Point, whose buckets check conditions alone.
+//	hasp.Open(ctx, "s3://bucket/prefix?region=eu-central-1", nil)
+//	hasp.Open(ctx, "s3://bucket/prefix?endpoint=https://host:9000", nil)
+//
+// The names of its objects begin with "prefix/". The credentials come from the default chain of the
+// AWS SDK: the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the files in ~/.aws, or the
+// role of the machine. AWS_CA_BUNDLE names the certificate authority of a private server. The
+// parameters:
+//
+//   - region: the region of the bucket. The default comes from AWS_REGION or ~/.aws. It is
+//     us-east-1 if there is an endpoint.
+//   - endpoint: the URL of a server other than Amazon S3.
+//   - use_path_style: whether the bucket is in the path of a URL and not in its host. The default
+//     is true if there is an endpoint.
+//   - profile: the profile in ~/.aws.
+//   - clock: true if the clocks of the store's servers agree within a second. Then a TryLock of a
+//     new process gets the key of a dead holder (see package caslock). The age of a record is the
+//     Date of the reply less Last-Modified, less two seconds. The default is false.
+//
+// # Servers
+//
+// The store must obey If-None-Match and If-Match in PUT. A store that ignores one of them or
+// answers 501 to it is refused. These were tried: versitygw 1.8.0, with the tests of this package.
+// By their documentation, Amazon S3 (general purpose buckets), MinIO and Cloudflare R2 are fit.
+// Use the bucket in only one Region, without a Multi-Region Access Point, whose buckets check
+// conditions alone.
+//
+// A key that has been free for an hour is removed by a DELETE with If-Match, which Amazon S3 obeys.
+// Some stores, such as MinIO and R2, ignore this condition or lack it, and some answer 412 to the
+// PUT of a name whose last version is a delete marker. In such a store, s3kv replaces the object by
+// an empty one, which stays. It does not remove that with a plain DELETE, which could remove a new
+// hold. A lifecycle rule may remove old versions of objects, but no current one.
 //
 // Each poll costs money, so set hasp.Options.Backoff to some seconds. The program needs
 // s3:GetObject, s3:PutObject, s3:DeleteObject, and s3:ListBucket, without which S3 answers 403 for
-// a missing object. A lifecycle rule may remove old versions of objects, but no current one.
-//
-// By default the store has no clock; package caslock says what TryLock means without one. If the
-// clocks of the store's servers agree within a second, New may use them. The age of a record is
-// then the Date of the reply less Last-Modified, less two seconds.
+// a missing object.
 package s3kv
 
 import (
@@ -21,7 +43,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -35,12 +59,23 @@ import (
 // maxValue is how many bytes of an object are read. A record of 10,000 shared holds is shorter.
 const maxValue = 4 << 20
 
+// scanners is how many objects are read at the same time by a Scan.
+const scanners = 32
+
 // Client is what a Store needs of an [s3.Client].
 type Client interface {
-	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
-	PutObject(context.Context, *s3.PutObjectInput, ...func(*s3.Options)) (*s3.PutObjectOutput, error)
-	DeleteObject(context.Context, *s3.DeleteObjectInput, ...func(*s3.Options)) (*s3.DeleteObjectOutput, error)
-	ListObjectsV2(context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options)) (*s3.ListObjectsV2Output, error)
+	GetObject(
+		context.Context, *s3.GetObjectInput, ...func(*s3.Options),
+	) (*s3.GetObjectOutput, error)
+	PutObject(
+		context.Context, *s3.PutObjectInput, ...func(*s3.Options),
+	) (*s3.PutObjectOutput, error)
+	DeleteObject(
+		context.Context, *s3.DeleteObjectInput, ...func(*s3.Options),
+	) (*s3.DeleteObjectOutput, error)
+	ListObjectsV2(
+		context.Context, *s3.ListObjectsV2Input, ...func(*s3.Options),
+	) (*s3.ListObjectsV2Output, error)
 }
 
 // Store keeps its entries in objects of a bucket, whose names begin with a prefix. It is safe for
@@ -50,6 +85,8 @@ type Store struct {
 	bucket string
 	prefix string
 	clock  bool // the servers' clocks agree
+
+	deletes atomic.Pointer[bool] // what probe has found out, or nil
 }
 
 // New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such
@@ -73,15 +110,19 @@ func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
 // object returns the name of an object. It ends with .json, because ".." has a meaning in a path.
 func (s *Store) object(name string) *string { return aws.String(s.prefix + name + ".json") }
 
+// codeOf returns the code of S3's answer, or "".
+func codeOf(err error) string {
+	var api interface{ ErrorCode() string }
+	if errors.As(err, &api) {
+		return api.ErrorCode() // the SDK derives a code from the status of an empty answer
+	}
+	return ""
+}
+
 // answer returns ErrConflict if the object has another version or does not exist, or if another
 // write in flight has prevented this write (409).
 func answer(err error) error {
-	var api interface{ ErrorCode() string }
-	if !errors.As(err, &api) {
-		return err
-	}
-
-	switch api.ErrorCode() { // the SDK derives a code from the status of an empty answer
+	switch codeOf(err) {
 	case "PreconditionFailed", "NoSuchKey", "NotFound":
 		return caslock.ErrConflict
 	case "ConditionalRequestConflict", "OperationAborted", "Conflict":
@@ -95,7 +136,11 @@ func answer(err error) error {
 
 // Get reads the object of name.
 func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
-	return s.get(ctx, s.object(name))
+	e, err := s.get(ctx, s.object(name))
+	if isTomb(e) {
+		return caslock.Entry{}, nil
+	}
+	return e, err
 }
 
 func (s *Store) get(ctx context.Context, object *string) (e caslock.Entry, err error) {
@@ -109,44 +154,67 @@ func (s *Store) get(ctx context.Context, object *string) (e caslock.Entry, err e
 	}
 	defer out.Body.Close()
 
-	e.Version = aws.ToString(out.ETag)
 	now, known := middleware.GetServerTime(out.ResultMetadata)
 	if s.clock && known && out.LastModified != nil {
 		e.Age = now.Sub(*out.LastModified) - 2*time.Second // both are whole seconds
 	}
-	e.Value, err = io.ReadAll(io.LimitReader(out.Body, maxValue))
+	if e.Value, err = io.ReadAll(io.LimitReader(out.Body, maxValue)); err != nil {
+		return e, err
+	}
+	e.Version, err = version(out.ETag)
 	return e, err
 }
 
-// Put writes the object of name if it has this ETag, which is a hash of the value.
-func (s *Store) Put(ctx context.Context, name string, value []byte, version string) (string, error) {
-	in := &s3.PutObjectInput{
-		Bucket: &s.bucket,
-		Key:    s.object(name),
-		Body:   bytes.NewReader(value),
+var errNoETag = errors.New("the answer has no ETag, so that is no S3 server")
+
+// version returns an ETag, which is a hash of the value.
+func version(etag *string) (string, error) {
+	if aws.ToString(etag) == "" {
+		return "", errNoETag
 	}
-	if version == "" {
+	return *etag, nil
+}
+
+// Put writes the object of name if it has this ETag.
+func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
+	object := s.object(name)
+	v, err := s.put(ctx, object, value, at)
+	if at == "" && errors.Is(err, caslock.ErrConflict) {
+		// The object may be empty, which is the trace of a Delete. Then the name is absent.
+		e, getErr := s.get(ctx, object)
+		if getErr == nil && isTomb(e) {
+			return s.put(ctx, object, value, e.Version)
+		}
+	}
+	return v, err
+}
+
+func (s *Store) put(ctx context.Context, object *string, value []byte, at string) (string, error) {
+	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: object, Body: bytes.NewReader(value)}
+	if at == "" {
 		in.IfNoneMatch = aws.String("*")
 	} else {
-		in.IfMatch = &version
+		in.IfMatch = &at
 	}
 
 	out, err := s.client.PutObject(ctx, in, once)
 	if err != nil {
 		return "", answer(err)
 	}
-	return aws.ToString(out.ETag), nil
+	return version(out.ETag)
 }
 
-// Delete deletes the object of name if it has this ETag.
-func (s *Store) Delete(ctx context.Context, name, version string) error {
-	in := &s3.DeleteObjectInput{Bucket: &s.bucket, Key: s.object(name), IfMatch: &version}
-	_, err := s.client.DeleteObject(ctx, in, once)
-	return answer(err)
-}
+// Scan lists objects in the order of their names, and reads several of them at the same time. If it
+// cannot read n of them in half of the time that ctx has left, it returns fewer. If it cannot read
+// one of them, it returns those before that one.
+func (s *Store) Scan(
+	ctx context.Context, position string, n int,
+) (es []caslock.Entry, next string, err error) {
+	end := time.Now().Add(time.Minute)
+	if deadline, ok := ctx.Deadline(); ok {
+		end = time.Now().Add(time.Until(deadline) / 2)
+	}
 
-// Scan lists objects in the order of their names, and reads up to 16 of them at the same time.
-func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
 	in := &s3.ListObjectsV2Input{
 		Bucket:  &s.bucket,
 		Prefix:  &s.prefix,
@@ -160,12 +228,20 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 		return nil, "", err
 	}
 
-	es = make([]caslock.Entry, len(out.Contents))
-	errs := make([]error, len(out.Contents))
-	slots := make(chan struct{}, 16)
+	all := out.Contents
+	es = make([]caslock.Entry, len(all))
+	errs := make([]error, len(all))
+	slots := make(chan struct{}, scanners)
 	var wg sync.WaitGroup
-	for i, o := range out.Contents {
+	for i, o := range all {
+		if o.Size != nil && *o.Size == 0 {
+			continue // a deleted name needs no GET
+		}
 		slots <- struct{}{}
+		if i > 0 && time.Now().After(end) {
+			errs[i] = context.DeadlineExceeded
+			break
+		}
 		wg.Go(func() {
 			es[i], errs[i] = s.get(ctx, o.Key)
 			<-slots
@@ -173,8 +249,16 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 	}
 	wg.Wait()
 
-	if n := len(out.Contents); n > 0 && aws.ToBool(out.IsTruncated) {
-		next = aws.ToString(out.Contents[n-1].Key)
+	read := len(all)
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		read = i
 	}
-	return es, next, errors.Join(errs...)
+	if read == 0 {
+		return nil, "", errors.Join(errs...)
+	}
+	if read < len(all) || aws.ToBool(out.IsTruncated) {
+		next = aws.ToString(all[read-1].Key)
+	}
+	isAbsent := func(e caslock.Entry) bool { return e.Version == "" || isTomb(e) }
+	return slices.DeleteFunc(es[:read], isAbsent), next, nil
 }

@@ -1,250 +1,348 @@
 package s3kv_test
 
 import (
-	"cmp"
 	"context"
-	"crypto/md5"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/s3kv"
 	"github.com/hasplock/hasp/conformance"
+	"github.com/hasplock/hasp/internal/await"
 )
 
-// fakeS3 is a fake of an S3 server with one bucket, in memory. Its ETags are hashes of the values. A
-// conditional PUT gets 409 if the object has changed during its upload. Otherwise it gets 412 or 404
-// if its condition is not met. The data survives stop.
-type fakeS3 struct {
-	addr   string // set by the first start
-	broken string // "ignores" or "lacks" and a method: it ignores the conditions, or answers 501
-
-	mu      sync.Mutex // guards the fields below
-	http    *http.Server
-	objects map[string]object
-	answers map[string]int // by method and code
+// at returns the URL of the bucket of the server at an address.
+func at(addr, params string) string {
+	return "s3://bucket/locks?endpoint=http://" + addr + "&" + params
 }
 
-type object struct{ value, etag, modified string }
-
-func (f *fakeS3) start(data bool) error {
-	l, err := net.Listen("tcp", cmp.Or(f.addr, "127.0.0.1:0"))
+// open opens the driver that a user gets by a URL.
+func open(ctx context.Context, addr, params string) (backend.Driver, error) {
+	c, err := hasp.ParseURL(at(addr, params))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if !data || f.objects == nil {
-		f.objects, f.answers = map[string]object{}, map[string]int{}
-	}
-	f.addr, f.http = l.Addr().String(), &http.Server{Handler: f}
-	go f.http.Serve(l)
-	return nil
-}
-
-func (f *fakeS3) stop() error { return f.http.Close() }
-
-// ServeHTTP serves GetObject, PutObject, DeleteObject and ListObjectsV2.
-func (f *fakeS3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	bucket, name, _ := strings.Cut(r.URL.Path[1:], "/")
-	match, create := r.Header.Get("If-Match"), r.Header.Get("If-None-Match") == "*"
-	conditional := (match != "" || create) && f.broken != "ignores "+r.Method
-
-	f.mu.Lock()
-	before := f.objects[name].etag
-	f.mu.Unlock()
-	value, err := io.ReadAll(r.Body)
-	if r.Method == http.MethodPut {
-		time.Sleep(200 * time.Microsecond) // the upload
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	old, exists := f.objects[name]
-
-	refuse := func(status int, code string) {
-		f.answers[r.Method+" "+code]++
-		w.WriteHeader(status)
-		fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", code)
-	}
-	switch {
-	case err != nil: // the upload was cut off
-	case bucket != "bucket":
-		refuse(http.StatusNotFound, "NoSuchBucket")
-	case name == "":
-		f.list(w, r)
-	case conditional && f.broken == "lacks "+r.Method:
-		refuse(http.StatusNotImplemented, "NotImplemented")
-	case conditional && before != old.etag:
-		refuse(http.StatusConflict, "ConditionalRequestConflict")
-	case !exists && (r.Method == http.MethodGet || conditional && !create):
-		refuse(http.StatusNotFound, "NoSuchKey")
-	case conditional && match != old.etag: // no object has the ETag ""
-		refuse(http.StatusPreconditionFailed, "PreconditionFailed")
-	case r.Method == http.MethodGet:
-		w.Header().Set("ETag", old.etag)
-		w.Header().Set("Last-Modified", old.modified)
-		io.WriteString(w, old.value)
-	case r.Method == http.MethodDelete:
-		delete(f.objects, name)
-		w.WriteHeader(http.StatusNoContent)
-	default:
-		f.objects[name] = object{string(value), fmt.Sprintf(`"%x"`, md5.Sum(value)), time.Now().UTC().Format(http.TimeFormat)}
-		w.Header().Set("ETag", f.objects[name].etag)
-	}
-}
-
-// list answers with a page of the names that begin with the prefix, in order.
-func (f *fakeS3) list(w io.Writer, r *http.Request) {
-	names := slices.DeleteFunc(slices.Sorted(maps.Keys(f.objects)), func(name string) bool {
-		return name <= r.FormValue("start-after") || !strings.HasPrefix(name, r.FormValue("prefix"))
-	})
-	most, _ := strconv.Atoi(r.FormValue("max-keys"))
-	fmt.Fprintf(w, "<ListBucketResult><IsTruncated>%t</IsTruncated>", len(names) > most)
-	for _, name := range names[:min(len(names), most)] {
-		fmt.Fprintf(w, "<Contents><Key>%s</Key></Contents>", name)
-	}
-	io.WriteString(w, "</ListBucketResult>")
-}
-
-// owned is a store whose idle connections are closed with the driver.
-type owned struct {
-	*s3kv.Store
-	transport *http.Transport
-}
-
-func (o owned) Close() error { o.transport.CloseIdleConnections(); return nil }
-
-// open opens a driver, with a client that would send calls again.
-func open(ctx context.Context, addr, bucket string, clock bool) (owned, backend.Driver, error) {
-	transport := &http.Transport{MaxIdleConnsPerHost: 32}
-	s, err := s3kv.New(s3.New(s3.Options{Region: "here", BaseEndpoint: aws.String("http://" + addr), UsePathStyle: true,
-		Credentials: aws.AnonymousCredentials{}, HTTPClient: &http.Client{Transport: transport}}), bucket, "locks/", clock)
-	if err != nil {
-		return owned{}, nil, err
-	}
-	d, err := caslock.NewDriver(ctx, owned{s, transport})
-	return owned{s, transport}, d, err
+	return c.Driver(ctx)
 }
 
 // onTerms has the clauses that a clock of the store may change.
-var onTerms = regexp.MustCompile("^(takes|acquire|expiry|deadline|process|wait-d|keep|fence-g|list-held|history)")
+var onTerms = regexp.MustCompile(
+	"^(takes|acquire|expiry|deadline|process|wait-d|keep|fence-g|list-held|history-driver)")
 
-// The server is a fake.
 func TestConformance(t *testing.T) {
 	for _, clock := range []bool{false, true} {
 		t.Run("clock="+strconv.FormatBool(clock), func(t *testing.T) {
 			t.Parallel()
-			f := &fakeS3{}
+			var s *server
 			conformance.Run(t, conformance.Harness{
 				Store: func(context.Context) (string, func(), error) {
-					err := f.start(true)
-					return f.addr, func() { f.stop() }, err
+					s = startServer(t)
+					return s.addr, nil, nil
 				},
 				Open: func(ctx context.Context, addr string) (backend.Driver, error) {
-					_, d, err := open(ctx, addr, "bucket", clock)
-					return d, err
+					return open(ctx, addr, "clock="+strconv.FormatBool(clock))
 				},
-				Only:  func(clause string) bool { return !clock || onTerms.MatchString(clause) },
-				Link:  func(_ context.Context, addr string) (*conformance.Link, error) { return conformance.TCP(addr) },
-				Stop:  func(context.Context, string) error { return f.stop() },
-				Start: func(_ context.Context, _ string, data bool) error { return f.start(data) },
-				Kick:  func(context.Context, string) error { return errors.Join(f.stop(), f.start(true)) },
+				Cannot: map[string]string{
+					"keys-long": "versitygw has a file for each object, whose name is too long",
+				},
+				Only: func(clause string) bool { return !clock || onTerms.MatchString(clause) },
+				Link: func(_ context.Context, addr string) (*conformance.Link, error) {
+					return conformance.TCP(addr)
+				},
+				Stop: func(context.Context, string) error { s.kill(); return nil },
+				Start: func(_ context.Context, _ string, data bool) error {
+					if !data {
+						s.clear(t)
+					}
+					return s.start()
+				},
+				Kick: func(context.Context, string) error { s.kill(); return s.start() },
 			})
 		})
 	}
 }
 
-// A store that ignores a condition could grant a key to two holders.
-func TestServersThatCannotKeepLocks(t *testing.T) {
-	for broken, want := range map[string]string{
-		"ignores PUT": "does not compare versions", "lacks PUT": "lacks a condition",
-		"ignores DELETE": "does not compare versions", "lacks DELETE": "lacks a condition",
-	} {
-		f := &fakeS3{broken: broken}
-		f.start(true)
-		defer f.stop()
-		_, _, err := open(t.Context(), f.addr, "bucket", false)
-		if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("a server that %s: %v", broken, err)
+// store returns a Store in the bucket of s.
+func store(s *server) *s3kv.Store {
+	return await.Value(s3kv.New(s.client(), "bucket", "locks/", false))
+}
+
+// Of writers that meet at one version, one wins.
+func TestAtomic(t *testing.T) {
+	t.Parallel()
+	s := store(startServer(t))
+	version := ""
+	for round := range 30 {
+		errs := make([]error, 8)
+		versions := make([]string, len(errs))
+		var wg sync.WaitGroup
+		for i := range errs {
+			wg.Go(func() {
+				versions[i], errs[i] = s.Put(t.Context(), "key", fmt.Append(nil, round, i), version)
+			})
+		}
+		wg.Wait()
+
+		winner := slices.Index(errs, nil)
+		for i, err := range errs {
+			if i != winner && !errors.Is(err, caslock.ErrConflict) {
+				t.Fatalf("round %d: writer %d: %v, and writer %d has won", round, i, err, winner)
+			}
+		}
+		if winner < 0 {
+			t.Fatalf("round %d: no writer has won", round)
+		}
+		version = versions[winner]
+	}
+}
+
+func claim(key string) backend.Claim {
+	return backend.Claim{Key: key, Token: "token", TTL: time.Minute, Timeout: 10 * time.Second}
+}
+
+func TestObjects(t *testing.T) {
+	t.Parallel()
+	real, ctx := startServer(t), t.Context()
+	s := store(real)
+	d := await.Value(open(ctx, real.addr, ""))
+	clock := await.Value(open(ctx, real.addr, "clock=true"))
+
+	// Equal values have equal ETags, but caslock writes no value twice, even for the same claim.
+	one := await.Value(s.Put(ctx, "equal", []byte("equal"), ""))
+	if two := await.Value(s.Put(ctx, "equal", []byte("equal"), one)); one != two {
+		t.Errorf("equal values have other ETags: %s, %s", one, two)
+	}
+	seen := map[string]bool{}
+	for range 10 {
+		await.Value(d.Acquire(ctx, claim("key")))
+		held := await.Value(s.Get(ctx, "key")).Version
+		await.Must(t, d.Release(ctx, claim("key")))
+		free := await.Value(s.Get(ctx, "key")).Version
+		if seen[held] || seen[free] || held == free {
+			t.Errorf("an ETag comes twice: %s, %s", held, free)
+		}
+		seen[held] = true
+		seen[free] = true
+	}
+
+	// A hold ages by the clock of the store, if it has one.
+	await.Value(d.Acquire(ctx, claim("old")))
+	file := filepath.Join(real.dir, "bucket", "locks", "old.json")
+	await.Must(t, os.Chtimes(file, time.Time{}, time.Now().Add(-time.Hour)))
+	if _, err := d.Acquire(ctx, backend.Claim{Key: "old", Token: "other", TTL: time.Minute,
+		Timeout: 10 * time.Second}); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("acquire of an old hold by the driver that made it: %v", err)
+	}
+	if _, err := clock.Acquire(ctx, claim("old")); err != nil {
+		t.Errorf("acquire of an old hold by a new driver with a clock: %v", err)
+	}
+
+	// The object of another program is not replaced, and a large one is not read to its end.
+	value := strings.Repeat(" ", 5<<20) + `{"key":"Zm9yZWlnbg==","write":1}`
+	foreign := await.Value(s.Put(ctx, "foreign", []byte(value), ""))
+	if _, err := d.Acquire(ctx, claim("foreign")); !errors.Is(err, backend.ErrInvalid) {
+		t.Errorf("acquire of the object of another program: %v", err)
+	}
+	if e := await.Value(s.Get(ctx, "foreign")); e.Version != foreign {
+		t.Error("the object of another program was replaced")
+	}
+}
+
+// The DELETE of these servers is of no use. Each fake is in front of a real server.
+func TestDelete(t *testing.T) {
+	t.Parallel()
+	real := startServer(t)
+	var mu sync.Mutex // guards deleted
+	deleted := map[string]bool{}
+	fakes := map[string]fake{
+		"obeys": func(http.ResponseWriter, *http.Request) bool { return false },
+		"lacks": func(w http.ResponseWriter, r *http.Request) bool {
+			lacks := r.Method == http.MethodDelete && r.Header.Get("If-Match") != ""
+			if lacks {
+				refuse(w, http.StatusNotImplemented, "NotImplemented")
+			}
+			return lacks
+		},
+		"ignores": func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Method != http.MethodDelete {
+				return false
+			}
+			in := &s3.DeleteObjectInput{Bucket: aws.String("bucket"), Key: objectOf(r)}
+			_, err := real.client().DeleteObject(r.Context(), in)
+			if err == nil {
+				w.WriteHeader(http.StatusNoContent)
+			}
+			return err == nil
+		},
+		"answers 412 at a delete marker": func(w http.ResponseWriter, r *http.Request) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			if r.Method == http.MethodDelete {
+				deleted[*objectOf(r)] = true
+			}
+			marked := r.Method == http.MethodPut && deleted[*objectOf(r)]
+			if marked {
+				refuse(w, http.StatusPreconditionFailed, "PreconditionFailed")
+			}
+			return marked
+		},
+	}
+
+	for name, answer := range fakes {
+		t.Run(name, func(t *testing.T) {
+			var dropped sync.Map
+			addr := real.front(t, func(w http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodDelete {
+					dropped.Store(*objectOf(r), true)
+				}
+				return answer(w, r)
+			})
+			ctx := t.Context()
+			await.Must(t, await.Value(open(ctx, addr, "")).(io.Closer).Close())
+
+			front := &server{addr: addr}
+			s := await.Value(s3kv.New(front.client(), "bucket", name+"/", false))
+			one := await.Value(s.Put(ctx, "key", []byte("1"), ""))
+			two := await.Value(s.Put(ctx, "key", []byte("2"), one))
+			if err := s.Delete(ctx, "key", one); !errors.Is(err, caslock.ErrConflict) {
+				t.Errorf("Delete of an old version: %v", err)
+			}
+			if e := await.Value(s.Get(ctx, "key")); e.Version != two {
+				t.Errorf("after a Delete of an old version: %q, want %q", e.Version, two)
+			}
+
+			await.Must(t, s.Delete(ctx, "key", two))
+			if e := await.Value(s.Get(ctx, "key")); e.Version != "" {
+				t.Errorf("after a Delete: %+v", e)
+			}
+			if es, _, err := s.Scan(ctx, "", 10); len(es) > 0 || err != nil {
+				t.Errorf("Scan after a Delete: %v, %v", es, err)
+			}
+			if _, plain := dropped.Load(name + "/key.json"); plain && name != "obeys" {
+				t.Error("a DELETE without a condition could remove a new hold")
+			}
+
+			three := await.Value(s.Put(ctx, "key", []byte("3"), ""))
+			if _, err := s.Put(ctx, "key", []byte("4"), ""); !errors.Is(err, caslock.ErrConflict) {
+				t.Errorf("Put of a name that exists again: %v", err)
+			}
+			if e := await.Value(s.Get(ctx, "key")); e.Version != three {
+				t.Errorf("after a Put of a deleted name: %q, want %q", e.Version, three)
+			}
+		})
+	}
+
+	// The names of probes leave nothing behind.
+	out := await.Value(real.client().ListObjectsV2(t.Context(),
+		&s3.ListObjectsV2Input{Bucket: aws.String("bucket")}))
+	for _, o := range out.Contents {
+		if strings.Contains(*o.Key, "probe") {
+			t.Errorf("the probe has left %s", *o.Key)
 		}
 	}
 }
 
-func TestObjects(t *testing.T) {
-	f, ctx := &fakeS3{}, t.Context()
-	f.start(true)
-	defer f.stop()
-	s, d, err1 := open(ctx, f.addr, "bucket", false)
-	_, clock, err2 := open(ctx, f.addr, "bucket", true)
-	_, _, err3 := open(ctx, f.addr, "other", false)
-	_, _, err4 := open(ctx, f.addr, "", false)
-	if err1 != nil || err2 != nil || err3 == nil || !strings.Contains(err3.Error(), "NoSuchBucket") || !errors.Is(err4, backend.ErrInvalid) {
-		t.Fatal(err1, err2, err3, err4)
+// A store that ignores a condition could grant a key to two holders. Each fake is in front of a
+// real server.
+func TestServersThatCannotKeepLocks(t *testing.T) {
+	t.Parallel()
+	real := startServer(t)
+	conditional := func(r *http.Request) bool {
+		return r.Method == http.MethodPut && r.Header.Get("If-Match")+r.Header.Get("If-None-Match") != ""
 	}
-	claim := func(key string) backend.Claim {
-		return backend.Claim{Key: key, Token: "token", TTL: time.Minute, Timeout: 10 * time.Second}
-	}
-
-	// Equal values have equal ETags, but caslock writes no value twice, even for the same claim.
-	one, _ := s.Put(ctx, "equal", []byte("equal"), "")
-	if two, err := s.Put(ctx, "equal", []byte("equal"), one); one != two || err != nil {
-		t.Errorf("the fake has other ETags than S3: %s, %s, %v", one, two, err)
-	}
-	seen := map[string]bool{}
-	for range 10 {
-		_, err := d.Acquire(ctx, claim("key"))
-		held, _ := s.Get(ctx, "key")
-		err = errors.Join(err, d.Release(ctx, claim("key")))
-		free, _ := s.Get(ctx, "key")
-		if err != nil || seen[held.Version] || seen[free.Version] || held.Version == free.Version {
-			t.Errorf("%v, or an ETag comes twice: %s, %s", err, held.Version, free.Version)
+	addr := real.front(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if !conditional(r) {
+			return false
 		}
-		seen[held.Version], seen[free.Version] = true, true
-	}
-
-	// Of writers that meet, one wins. The others get 409, 412 or 404.
-	for range 50 {
-		e, _ := s.Get(ctx, "contended")
-		errs := make([]error, 8)
-		var wg sync.WaitGroup
-		for i := range errs {
-			wg.Go(func() { _, errs[i] = s.Put(ctx, "contended", fmt.Append(nil, e.Version, i), e.Version) })
+		in := &s3.PutObjectInput{Bucket: aws.String("bucket"), Key: objectOf(r)}
+		value, _ := io.ReadAll(r.Body)
+		in.Body = strings.NewReader(string(value))
+		out, err := real.client().PutObject(r.Context(), in)
+		if err == nil {
+			w.Header().Set("ETag", *out.ETag)
 		}
-		wg.Wait()
-		if won := slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, caslock.ErrConflict) }); len(won) != 1 || won[0] != nil {
-			t.Fatal(won)
+		return err == nil
+	})
+	refused(t, at(addr, ""), true, "does not compare versions")
+
+	addr = real.front(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if conditional(r) {
+			refuse(w, http.StatusNotImplemented, "NotImplemented")
+		}
+		return conditional(r)
+	})
+	refused(t, at(addr, ""), true, "lacks a condition")
+}
+
+// The bucket has more records than can be read within a Timeout, because each answer comes late.
+func TestListOfALateServer(t *testing.T) {
+	t.Parallel()
+	real, ctx := startServer(t), t.Context()
+	s := store(real)
+	var wg sync.WaitGroup
+	for i := range 300 {
+		value := fmt.Appendf(nil, `{"key":"a2V5","write":%d}`, time.Now().UnixMicro())
+		wg.Go(func() {
+			if _, err := s.Put(ctx, fmt.Sprint("key", i), value, ""); err != nil {
+				t.Error(err)
+			}
+		})
+		if i%8 == 7 {
+			wg.Wait()
 		}
 	}
-	err := s.Delete(ctx, "absent", one)
-	if !errors.Is(err, caslock.ErrConflict) || f.answers["DELETE NoSuchKey"]*f.answers["PUT ConditionalRequestConflict"]*f.answers["PUT PreconditionFailed"] == 0 {
-		t.Errorf("delete of an absent object: %v; the fake has answered %v", err, f.answers)
-	}
+	wg.Wait()
 
-	// A hold ages by the clock of the store, if it has one.
-	_, err1 = d.Acquire(ctx, claim("old"))
-	o := f.objects["locks/old.json"]
-	f.objects["locks/old.json"] = object{o.value, o.etag, time.Now().UTC().Add(-time.Hour).Format(http.TimeFormat)}
-	if _, err2 = clock.Acquire(ctx, claim("old")); err1 != nil || err2 != nil {
-		t.Errorf("acquire, and of an old hold by a new driver: %v, %v", err1, err2)
-	}
+	var late atomic.Bool
+	addr := real.front(t, func(http.ResponseWriter, *http.Request) bool {
+		if late.Load() {
+			time.Sleep(200 * time.Millisecond)
+		}
+		return false
+	})
+	c := await.Value(hasp.Open(ctx, at(addr, "timeout=1500ms"), nil))
+	defer c.Close()
+	await.Value(c.Lock(ctx, "held"))
 
-	// The object of another program is not replaced, and a large one is not read to its end.
-	o = object{value: strings.Repeat(" ", 5<<20) + `{"key":"Zm9yZWlnbg==","write":1}`, etag: `"foreign"`, modified: o.modified}
-	f.objects["locks/foreign.json"] = o
-	if _, err := d.Acquire(ctx, claim("foreign")); !errors.Is(err, backend.ErrInvalid) || f.objects["locks/foreign.json"] != o {
-		t.Errorf("acquire of the object of another program: %v", err)
+	late.Store(true)
+	defer late.Store(false)
+	var keys []string
+	for e, err := range c.List(ctx, "") {
+		await.Must(t, err)
+		keys = append(keys, e.Key)
 	}
+	if !slices.Equal(keys, []string{"held"}) {
+		t.Errorf("list: %q", keys)
+	}
+}
+
+func ExampleNew() {
+	ctx := context.Background()
+	var client *s3.Client // of s3.NewFromConfig
+	store, err := s3kv.New(client, "bucket", "locks/", false)
+	if err != nil {
+		panic(err)
+	}
+	locks, err := caslock.New(ctx, store, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer locks.Close()
 }

@@ -1,0 +1,93 @@
+package natskv
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Codes of JetStream that the library does not name.
+const (
+	codeMaximumStreams jetstream.ErrorCode = 10027
+	codeNoPeers        jetstream.ErrorCode = 10005
+	codeNoCluster      jetstream.ErrorCode = 10074
+)
+
+func isForbidden(err error) bool { return errors.Is(err, nats.ErrPermissionViolation) }
+
+// isTimeout reports whether err says that no answer came in time.
+func isTimeout(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) ||
+		errors.Is(err, nats.ErrTimeout)
+}
+
+// codeOf returns the code of an error of JetStream, or 0.
+func codeOf(err error) jetstream.ErrorCode {
+	var api *jetstream.APIError
+	if errors.As(err, &api) {
+		return api.ErrorCode
+	}
+	return 0
+}
+
+// diagnose returns err, the error of opening a driver over servers, with advice.
+func diagnose(servers []string, err error) error {
+	if err == nil {
+		return nil
+	}
+	at := strings.Join(servers, ",")
+	if hint := hint(err); hint != "" {
+		return fmt.Errorf("%s: %w (%s)", at, err, hint)
+	}
+	return fmt.Errorf("%s: %w", at, err)
+}
+
+const enable = "switch JetStream on: put jetstream {} into the server's configuration, " +
+	"and jetstream: enabled into the account"
+
+// hint returns what to do about an error of opening a driver, or "" if there is no advice.
+func hint(err error) string {
+	switch {
+	case isForbidden(err):
+		return "grant the user this subject; the README of natskv has all that are needed"
+	case errors.Is(err, nats.ErrNoServers):
+		return "nobody listens: is NATS running there? check hosts and ports"
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired),
+		errors.Is(err, nats.ErrAuthRevoked), errors.Is(err, nats.ErrAccountAuthExpired):
+		return "check user and password in the URL, or the parameter creds"
+	case errors.Is(err, jetstream.ErrBucketNotFound):
+		return "create it, as with nats kv add, or leave out create=false"
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		return "name the file of its certificate authority: ca=/path/to/ca.pem"
+	case errors.As(err, new(x509.HostnameError)):
+		return "name the host that the certificate is for"
+	case errors.Is(err, nats.ErrTLS), strings.Contains(err.Error(), "remote error: tls:"):
+		return "the server may want a certificate: set the parameters cert and key"
+	case errors.Is(err, nats.ErrSecureConnWanted):
+		return "the server has no TLS: use nats:// without ca, cert and key"
+	case errors.Is(err, nats.ErrNoResponders):
+		return enable
+	case errors.Is(err, nats.ErrNoInfoReceived), errors.Is(err, io.EOF):
+		return "that is no NATS server: check the port, which is usually 4222"
+	case isTimeout(err):
+		return "no answer: check that the port is the one for clients, usually 4222, and that " +
+			"no firewall is in between; JetStream answers only if most servers run"
+	}
+
+	switch codeOf(err) {
+	case jetstream.JSErrCodeJetStreamNotEnabled, jetstream.JSErrCodeJetStreamNotEnabledForAccount:
+		return enable
+	case codeMaximumStreams:
+		return "raise the account's limit of streams, or name a bucket that exists"
+	case codeNoPeers, codeNoCluster:
+		return "the cluster has fewer servers than replicas: lower the parameter replicas"
+	}
+	return ""
+}

@@ -1,0 +1,177 @@
+package s3kv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+)
+
+func init() {
+	hasp.Register("s3", open, "region", "endpoint", "use_path_style", "profile", "clock")
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
+}
+
+// settings is what a Config says.
+type settings struct {
+	bucket    string
+	prefix    string
+	region    string // "" means that of the environment
+	endpoint  string // "" means Amazon S3
+	profile   string
+	pathStyle bool
+	clock     bool
+}
+
+// owned is a Store whose idle connections are closed with the driver.
+type owned struct {
+	*Store
+	transport *http.Transport
+}
+
+// Close closes the idle connections. No call is in flight then.
+func (o owned) Close() error {
+	o.transport.CloseIdleConnections()
+	return nil
+}
+
+// The function open returns a driver for an s3:// URL.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	set, err := parse(c)
+	if err != nil {
+		return nil, err
+	}
+	client, transport, err := set.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	store, err := New(client, set.bucket, set.prefix, set.clock)
+	if err != nil {
+		return nil, err
+	}
+	d, err := caslock.NewDriver(ctx, owned{store, transport})
+	if err != nil {
+		transport.CloseIdleConnections()
+		return nil, diagnose(set, err)
+	}
+	return d, nil
+}
+
+// parse returns the settings of c.
+func parse(c hasp.Config) (*settings, error) {
+	const form = "s3://bucket/prefix?region=…"
+	if len(c.Nodes) != 1 {
+		return nil, invalid("nodes: want one node with a bucket, not %d: %s", len(c.Nodes), form)
+	}
+	node := strings.TrimPrefix(c.Nodes[0], "s3://")
+	if strings.Contains(node, "@") || strings.Contains(node, "://") {
+		// The error does not repeat the node, which may contain a password.
+		return nil, invalid("node: want %s; credentials belong into AWS_ACCESS_KEY_ID and "+
+			"AWS_SECRET_ACCESS_KEY, and a host into the parameter endpoint", form)
+	}
+
+	s := &settings{region: c.Params["region"], profile: c.Params["profile"]}
+	s.bucket, s.prefix, _ = strings.Cut(node, "/")
+	if s.bucket == "" {
+		return nil, invalid("node: no bucket: want %s", form)
+	}
+	if s.prefix = strings.Trim(s.prefix, "/"); s.prefix != "" {
+		s.prefix += "/"
+	}
+
+	if text, ok := c.Params["endpoint"]; ok {
+		u, err := url.Parse(text)
+		isWeb := err == nil && (u.Scheme == "http" || u.Scheme == "https")
+		if !isWeb || u.Host == "" || u.User != nil {
+			return nil, invalid("parameter endpoint: want a URL such as https://host:9000")
+		}
+		s.endpoint = text
+	}
+	var err error
+	if s.pathStyle, err = boolean(c.Params, "use_path_style", s.endpoint != ""); err != nil {
+		return nil, err
+	}
+	s.clock, err = boolean(c.Params, "clock", false)
+	return s, err
+}
+
+func boolean(params map[string]string, name string, otherwise bool) (bool, error) {
+	text, ok := params[name]
+	if !ok {
+		return otherwise, nil
+	}
+	v, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, invalid("parameter %s=%q: want true or false", name, text)
+	}
+	return v, nil
+}
+
+// client returns a client with the credentials of the environment, and its transport.
+func (s *settings) client(ctx context.Context) (*s3.Client, *http.Transport, error) {
+	conf, err := config.LoadDefaultConfig(ctx,
+		config.WithRegion(s.region), config.WithSharedConfigProfile(s.profile))
+	if err != nil {
+		return nil, nil, invalid("%w: check AWS_PROFILE, AWS_CA_BUNDLE and the files in ~/.aws", err)
+	}
+	if conf.Region == "" && s.endpoint == "" {
+		return nil, nil, invalid("no region: set the parameter region, or AWS_REGION")
+	}
+	if conf.Region == "" {
+		conf.Region = "us-east-1"
+	}
+
+	// Ask for the credentials first, because otherwise each call would report that there are none,
+	// after it has asked the metadata service of the machine.
+	if _, err := conf.Credentials.Retrieve(ctx); err != nil {
+		return nil, nil, fmt.Errorf("%w (no credentials: set AWS_ACCESS_KEY_ID and "+
+			"AWS_SECRET_ACCESS_KEY, or the parameter profile)", err)
+	}
+
+	base, ok := conf.HTTPClient.(*awshttp.BuildableClient) // with the certificates of AWS_CA_BUNDLE
+	if !ok {
+		base = awshttp.NewBuildableClient()
+	}
+	transport := base.GetTransport() // a copy
+	transport.MaxIdleConnsPerHost = scanners
+	conf.HTTPClient = &http.Client{
+		Transport: transport,
+		// A redirect leads to another region. Report it, so that the user corrects the region.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+
+	return s3.NewFromConfig(conf, func(o *s3.Options) {
+		o.UsePathStyle = s.pathStyle
+		// Other servers than Amazon's may not know the checksums of newer versions of the SDK.
+		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
+		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
+		if s.endpoint != "" {
+			o.BaseEndpoint = &s.endpoint
+		}
+	}), transport, nil
+}
+
+// statusOf returns the status of an answer and the region that it names, or 0.
+func statusOf(err error) (status int, region string) {
+	var answer *awshttp.ResponseError
+	if !errors.As(err, &answer) || answer.Response == nil {
+		return 0, ""
+	}
+	return answer.HTTPStatusCode(), answer.Response.Header.Get("X-Amz-Bucket-Region")
+}
