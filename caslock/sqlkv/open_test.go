@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -184,31 +183,6 @@ func TestOneOfEightWritersWinsInSnapshotIsolation(t *testing.T) {
 	}
 }
 
-func TestSQLiteErrorsOfOpenSayWhatToDo(t *testing.T) {
-	dir := t.TempDir()
-	await.Must(t, os.WriteFile(filepath.Join(dir, "text"), []byte(strings.Repeat("no database ", 999)), 0o600))
-	for what, c := range map[string]struct {
-		url   string
-		words []string
-	}{
-		"no file":      {"sqlite://", []string{"sqlite:///directory/locks.db"}},
-		"in memory":    {"sqlite://:memory:", []string{"a file that processes share"}},
-		"no directory": {"sqlite://" + dir + "/no/locks.db", []string{dir + "/no is not a directory"}},
-		"a directory":  {"sqlite://" + dir, []string{"is a directory"}},
-		"other file":   {"sqlite://" + dir + "/text", []string{"no SQLite file"}},
-		"parameter":    {"sqlite://" + dir + "/db?mode=ro", []string{"unknown parameter"}},
-	} {
-		wantError(t, what, c.url, c.words...)
-	}
-
-	t.Chdir(dir)
-	c := await.Value(hasp.Open(t.Context(), "sqlite://relative.db", nil))
-	await.Must(t, c.Close())
-	if _, err := os.Stat(filepath.Join(dir, "relative.db")); err != nil {
-		t.Error(err)
-	}
-}
-
 // SQLite reports a full disk in the same way as a file that may not grow, and a file that it may
 // not write in the same way as a connection that may not.
 func TestSQLiteThatCannotWrite(t *testing.T) {
@@ -216,7 +190,7 @@ func TestSQLiteThatCannotWrite(t *testing.T) {
 		"PRAGMA max_page_count = 1": "free space on the disk",
 		"PRAGMA query_only = 1":     "right to write the file",
 	} {
-		ctx, db := t.Context(), await.Value(sql.Open("sqlite", "file:"+t.TempDir()+"/db"))
+		ctx, db := t.Context(), await.Value(sql.Open("sqlite3", "file:"+t.TempDir()+"/db"))
 		defer db.Close()
 		db.SetMaxOpenConns(1)
 		s := await.Value(sqlkv.New(ctx, db, sqlkv.SQLite, "locks"))

@@ -24,7 +24,6 @@ import (
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/sqlkv"
 	_ "github.com/hasplock/hasp/caslock/sqlkv/mysql"
-	_ "github.com/hasplock/hasp/caslock/sqlkv/sqlite"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
@@ -46,18 +45,6 @@ func openURL(ctx context.Context, url string) (backend.Driver, error) {
 		return nil, err
 	}
 	return c.Driver(ctx)
-}
-
-func TestConformanceSQLiteURL(t *testing.T) {
-	t.Parallel()
-	conformance.Run(t, conformance.Harness{
-		Store: func(context.Context) (string, func(), error) {
-			return filepath.Join(t.TempDir(), "a #?.db"), nil, nil
-		},
-		Open: func(ctx context.Context, file string) (backend.Driver, error) {
-			return hasp.Config{Strategy: "sqlite", Nodes: []string{file}}.Driver(ctx)
-		},
-	})
 }
 
 func TestConformanceSQLite(t *testing.T) {
