@@ -94,7 +94,7 @@ func TestMariaDBErrorsOfOpenSayWhatToDo(t *testing.T) {
 		"password":      {"mysql://app:secret@" + m.addr + "/app", []string{"check user and password"}},
 		"database":      {"mysql://root@" + m.addr + "/nope", []string{"nope", "CREATE DATABASE"}},
 		"not granted":   {at[:len(at)-3] + "mysql", []string{"GRANT"}},
-		"no CREATE":     {at + "?table=new", []string{"let an administrator run: CREATE TABLE IF NOT EXISTS new"}},
+		"no CREATE":     {at + "?table=new", []string{"administrator run: CREATE TABLE IF NOT EXISTS new"}},
 		"other columns": {at + "?table=other", []string{"name another one"}},
 		"a table":       {at + "?table=a-b", []string{"table name"}},
 		"charset":       {at + "?charset=utf9", []string{"check the parameter charset"}},

@@ -48,7 +48,8 @@ func wantError(t *testing.T, what, url string, words ...string) {
 
 func TestSQLiteErrorsOfOpenSayWhatToDo(t *testing.T) {
 	dir := t.TempDir()
-	await.Must(t, os.WriteFile(filepath.Join(dir, "text"), []byte(strings.Repeat("no database ", 999)), 0o600))
+	text := strings.Repeat("no database ", 999)
+	await.Must(t, os.WriteFile(filepath.Join(dir, "text"), []byte(text), 0o600))
 	for what, c := range map[string]struct {
 		url   string
 		words []string
