@@ -2,12 +2,6 @@ module github.com/hasplock/hasp/caslock
 
 go 1.26.0
 
-require (
-	github.com/go-sql-driver/mysql v1.10.1
-	github.com/hasplock/hasp v0.0.0
-	github.com/mattn/go-sqlite3 v1.14.53
-)
-
-require filippo.io/edwards25519 v1.2.0 // indirect
+require github.com/hasplock/hasp v0.0.0
 
 replace github.com/hasplock/hasp => ../

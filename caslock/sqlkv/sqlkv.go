@@ -5,10 +5,25 @@
 // new process gets the key of a dead holder when the holder's term has ended. That clock must not
 // step forward by more than backend.Drift; the clock for SQLite on Linux never steps.
 //
+// The packages sqlkv/mysql and sqlkv/sqlite register strategies with URLs, and import a driver of
+// database/sql. This package imports none: New takes a database of any driver.
+//
+// # MariaDB and MySQL
+//
 // All clients must use the primary server. Keep innodb_flush_log_at_trx_commit=1, which is the
-// default, because otherwise a crash may lose locks. Locks in an SQLite file work only among the
-// processes of one host. The file must be on a local disk, and needs a busy timeout in its DSN,
-// such as _busy_timeout=3000 of go-sqlite3.
+// default, because otherwise a crash may lose locks. The connections must commit by themselves.
+// The user needs SELECT, INSERT, UPDATE and DELETE for the table, and CREATE only if the table does
+// not exist.
+//
+// # SQLite
+//
+// Give locks a file of their own. SQLite has one writer at a time for a whole file. So while a
+// transaction of the program has written to the file, each lock, renewal and unlock in this file
+// waits for its end. If it lasts longer than a term, the locks are lost. A transaction that waits
+// for a lock in its own file waits for itself.
+//
+// Locks in a file work only among the processes of one host. The file must be on a local disk, and
+// needs a busy timeout in its DSN, such as _busy_timeout=3000 of go-sqlite3.
 package sqlkv
 
 import (
@@ -30,8 +45,10 @@ import (
 type Dialect struct {
 	table  string // creates the table
 	insert string // inserts a row, unless the name has one
-	file   string // returns the file, which is empty for a database in memory
 	now    string // an expression for the time in microseconds; its argument is the clock's up
+
+	// check returns an error if the database cannot keep locks.
+	check func(ctx context.Context, db *sql.DB) error
 
 	// clock returns what each version begins with, and the argument of now.
 	clock func() (boot string, up time.Duration)
@@ -46,8 +63,8 @@ var (
 		table: `CREATE TABLE IF NOT EXISTS $t (name VARBINARY(318) PRIMARY KEY, value LONGBLOB NOT NULL,
 			version VARCHAR(32) NOT NULL, at BIGINT NOT NULL) ENGINE=InnoDB`,
 		insert:       `INSERT IGNORE INTO $t (value, version, at, name) VALUES (?, ?, $now, ?)`,
-		file:         `SELECT 'on the server'`,
 		now:          `(TIMESTAMPDIFF(MICROSECOND, '2000-01-01', UTC_TIMESTAMP(6)) + ?)`,
+		check:        checkMySQL,
 		clock:        func() (string, time.Duration) { return "", 0 },
 		reach:        backend.Network,
 		cancellation: backend.CancelPrompt,
@@ -57,8 +74,8 @@ var (
 			version TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`,
 		insert: `INSERT INTO $t (value, version, at, name) VALUES (?, ?, $now, ?)
 			ON CONFLICT DO NOTHING`,
-		file:  `SELECT file FROM pragma_database_list WHERE name = 'main'`,
 		now:   `?`,
+		check: checkSQLite,
 		clock: clock.SinceBoot,
 		reach: backend.Host,
 	}
@@ -68,6 +85,7 @@ var (
 type Store struct {
 	db      *sql.DB
 	dialect Dialect
+	owned   bool // Close closes db
 
 	// The statements.
 	create, get, insert, update, remove, list string
@@ -84,18 +102,11 @@ func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, erro
 			backend.ErrInvalid)
 	}
 
-	var file string // an error is one of the database, and so comes again at the statement below
-	if err := db.QueryRowContext(ctx, d.file).Scan(&file); err == nil && file == "" {
-		return nil, fmt.Errorf(
-			"sqlkv: %w: want a file, because each connection has a database in memory of its own",
-			backend.ErrInvalid)
-	}
-
 	fill := strings.NewReplacer("$t", table, "$now", d.now).Replace
 	s := &Store{
 		db:      db,
 		dialect: d,
-		create:  fill(d.table),
+		create:  strings.Join(strings.Fields(fill(d.table)), " "),
 		insert:  fill(d.insert),
 		get:     fill(`SELECT value, version, $now - at, name FROM $t WHERE name = ?`),
 		update:  fill(`UPDATE $t SET value = ?, version = ?, at = $now WHERE name = ? AND version = ?`),
@@ -103,10 +114,58 @@ func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, erro
 		list: fill(`SELECT value, version, $now - at, name FROM $t
 			WHERE name > ? ORDER BY name LIMIT ?`),
 	}
-	if _, err := db.ExecContext(ctx, s.create); err != nil {
+
+	err := d.check(ctx, db)
+	if err == nil {
+		err = s.findTable(ctx)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("sqlkv: %w", err)
 	}
 	return s, nil
+}
+
+// NewDriver returns a driver over a store that New would return. The driver owns db: its Close
+// closes db. If NewDriver returns an error, it has closed db.
+func NewDriver(ctx context.Context, db *sql.DB, d Dialect, table string) (backend.Driver, error) {
+	s, err := New(ctx, db, d, table)
+	if err != nil {
+		if db != nil {
+			_ = db.Close()
+		}
+		return nil, err
+	}
+
+	s.owned = true
+	driver, err := caslock.NewDriver(ctx, s)
+	if err != nil {
+		_ = db.Close()
+	}
+	return driver, err
+}
+
+// Close closes the database of a store that NewDriver has made. The database of New remains open.
+func (s *Store) Close() error {
+	if !s.owned {
+		return nil
+	}
+	return s.db.Close()
+}
+
+// findTable creates the table unless it exists. It asks first, because a user who may not create
+// tables may use one that exists.
+func (s *Store) findTable(ctx context.Context) error {
+	_, err := s.Get(ctx, "")
+	if err == nil || !missing(err) && !denied(err) {
+		return err
+	}
+
+	_, err = s.db.ExecContext(ctx, s.create)
+	if denied(err) {
+		return &said{fmt.Sprintf("%v (let an administrator run: %s; and let this user SELECT, "+
+			"INSERT, UPDATE and DELETE)", err, s.create), err}
+	}
+	return diagnose(err)
 }
 
 // Limits returns the limits of the database. An SQLite file excludes only processes of one host.
@@ -142,16 +201,10 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 // mend creates the table again if err says that the table is missing, because the database has lost
 // its data. It returns err, but the next call finds the table.
 func (s *Store) mend(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-
-	inMySQL := strings.Contains(err.Error(), "Error 1146")
-	inSQLite := strings.Contains(err.Error(), "no such table")
-	if inMySQL || inSQLite {
+	if missing(err) {
 		_, _ = s.db.ExecContext(ctx, s.create)
 	}
-	return err
+	return diagnose(err)
 }
 
 // Put changes the row of name if it has this version. The clock is read after the holder has begun
@@ -173,6 +226,9 @@ func (s *Store) Delete(ctx context.Context, name, version string) error {
 // exec runs a statement that changes one row. If no row changes, the key has another version.
 func (s *Store) exec(ctx context.Context, statement string, args ...any) error {
 	result, err := s.db.ExecContext(ctx, statement, args...)
+	if has(err, changedSinceRead) {
+		return caslock.ErrConflict
+	}
 	if err != nil {
 		return s.mend(ctx, err)
 	}
@@ -188,7 +244,7 @@ func (s *Store) exec(ctx context.Context, statement string, args ...any) error {
 func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
 	rows, err := s.db.QueryContext(ctx, s.list, s.now(), position, n)
 	if err != nil {
-		return nil, "", err
+		return nil, "", diagnose(err)
 	}
 	defer rows.Close()
 

@@ -19,21 +19,15 @@ import (
 	"github.com/go-sql-driver/mysql"
 	_ "github.com/mattn/go-sqlite3"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/sqlkv"
+	_ "github.com/hasplock/hasp/caslock/sqlkv/mysql"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
 )
-
-// owned is a store whose database is closed with the driver.
-type owned struct {
-	*sqlkv.Store
-	db *sql.DB
-}
-
-func (o owned) Close() error { return o.db.Close() }
 
 func init() { mysql.SetLogger(log.New(io.Discard, "", 0)) } // it logs each connection that ends
 
@@ -41,11 +35,16 @@ func open(ctx context.Context, dialect sqlkv.Dialect, name, dsn string) (backend
 	db := await.Value(sql.Open(name, dsn))
 	db.SetMaxOpenConns(16)
 	db.SetMaxIdleConns(16)
-	s, err := sqlkv.New(ctx, db, dialect, "hasp_locks")
+	return sqlkv.NewDriver(ctx, db, dialect, "hasp_locks")
+}
+
+// openURL opens a driver by a URL.
+func openURL(ctx context.Context, url string) (backend.Driver, error) {
+	c, err := hasp.ParseURL(url)
 	if err != nil {
-		return nil, errors.Join(err, db.Close())
+		return nil, err
 	}
-	return caslock.NewDriver(ctx, owned{s, db})
+	return c.Driver(ctx)
 }
 
 func TestConformanceSQLite(t *testing.T) {
@@ -122,7 +121,7 @@ func TestConformanceMariaDB(t *testing.T) {
 			return m.addr, func() { m.kill() }, m.start(ctx)
 		},
 		Open: func(ctx context.Context, addr string) (backend.Driver, error) {
-			return open(ctx, sqlkv.MySQL, "mysql", dsn(addr))
+			return openURL(ctx, "mysql://root@"+addr+"/test")
 		},
 		Link: func(_ context.Context, addr string) (*conformance.Link, error) { return conformance.TCP(addr) },
 		Stop: func(context.Context, string) error { return m.kill() },

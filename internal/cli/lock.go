@@ -40,7 +40,7 @@ the lock was lost: another program may have held KEY since.`,
   handle=$(hasp lock deploy --ttl 30m) && echo "$handle" >deploy.lock
   hasp renew - <deploy.lock && ./migrate
   hasp unlock - <deploy.lock`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.key = args[0]
 			if !cmd.Flag("ttl").Changed {
@@ -101,7 +101,7 @@ func (a *app) renewCommand() *cobra.Command {
 			_, err := lease.Detach(ctx, cmp.Or(ttl, handle.TTL))
 			return err
 		})
-	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long KEY stays taken from now on, at least (default: as with hasp lock)")
+	cmd.Flags().Var((*waitTime)(&ttl), "ttl", "how long KEY stays taken from now on, at least (default: as with hasp lock)")
 	return cmd
 }
 
@@ -118,7 +118,7 @@ func (a *app) handleCommand(name, short string, f func(context.Context, *hasp.Le
 		Long: short + `. The argument is the handle
 that "hasp lock" has printed, or -, which reads it from stdin. The exit code is 79 if
 the lock was lost. "hasp lock --help" has an example.`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			line := args[0]
 			if line == "-" {

@@ -33,6 +33,7 @@ type run struct {
 	// The fields below are flags.
 	wait   time.Duration // 0 if noWait is set
 	noWait bool
+	skip   bool // a key that is held is no failure
 	ttl    time.Duration
 	fence  bool
 	slots  int // 0 without --slots
@@ -53,11 +54,15 @@ lock protects, so that the resource can refuse a holder that is late.
 
 With --min-hold D, KEY stays taken for D after hasp got it, also if COMMAND ends
 sooner or fails. hasp itself ends with COMMAND. So a short job that several hosts
-start at the same time runs once: hasp run job --no-wait --min-hold 30s. hasp
+start at the same time runs once: hasp run job --skip --min-hold 30s. hasp
 inspect shows the last holder meanwhile. If hasp or its host dies before COMMAND
 has ended, D does not count, and KEY is free after its term. So a nightly job can
 run on another host if the first one dies, and still run once if it does not:
 hasp run report --wait 1h --min-hold 12h -- ./report.sh
+
+With --skip, a key that is held is no failure: hasp exits with 0 and prints
+nothing, so that cron sends no mail and a CronJob has not failed. It makes one
+attempt, or waits for the time of --wait. Other failures are reported as usual.
 
 With --slots N, up to N commands run at once under KEY. COMMAND finds its slot in
 HASP_SLOT, from 0 to N-1. Slot I is the key KEY#I for hasp inspect and hasp break.
@@ -110,6 +115,8 @@ func (a *app) runCommand() *cobra.Command {
 	}
 	r.waitFlags(cmd)
 	r.graceFlag(cmd)
+	cmd.Flags().BoolVar(&r.skip, "skip", false,
+		"if the key is held, exit with 0 and print nothing; make one attempt, unless --wait is given")
 	return cmd
 }
 
@@ -152,14 +159,14 @@ func (r *run) graceFlag(cmd *cobra.Command) {
 // commonFlags adds the flags that hasp run, hasp lead and hasp lock have.
 func (r *run) commonFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.DurationVar(&r.ttl, "ttl", 0, "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
+	f.Var((*waitTime)(&r.ttl), "ttl", "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
 	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
-	f.DurationVar(&r.least, "min-hold", 0, "keep KEY taken for this long after it was acquired, even if COMMAND ends sooner; if hasp dies, KEY is free after its term")
+	f.Var((*waitTime)(&r.least), "min-hold", "keep KEY taken for this long after it was acquired, even if COMMAND ends sooner; if hasp dies, KEY is free after its term")
 }
 
 // runArgs checks that the arguments are a key, two dashes, and a command.
 func runArgs(cmd *cobra.Command, args []string) error {
-	const want = `want "hasp run KEY -- COMMAND [ARG]..."`
+	want := fmt.Sprintf(`want "%s KEY -- COMMAND [ARG]..."`, cmd.CommandPath())
 	switch dash := cmd.ArgsLenAtDash(); {
 	case len(args) == 0 || dash == 0:
 		return errors.New("no key given: " + want)
@@ -173,13 +180,26 @@ func runArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// oneArg checks that the command has its only argument, which is a key or a handle.
+func oneArg(cmd *cobra.Command, args []string) error {
+	want := fmt.Sprintf("want %q", "hasp "+cmd.Use)
+	switch len(args) {
+	case 0:
+		name, _, _ := strings.Cut(strings.Fields(cmd.Use)[1], "|")
+		return fmt.Errorf("no %s given: %s", strings.ToLower(name), want)
+	case 1:
+		return nil
+	}
+	return fmt.Errorf("%d arguments given: %s", len(args), want)
+}
+
 func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	var opts []hasp.Option
 	given := func(name string) bool {
 		f := cmd.Flag(name) // nil if the command does not have the flag
 		return f != nil && f.Changed
 	}
-	if r.noWait || given("wait") {
+	if r.noWait || r.skip || given("wait") {
 		opts = append(opts, hasp.WithMaxWait(r.wait))
 	}
 	if given("ttl") {
@@ -208,6 +228,9 @@ func (r *run) run(cmd *cobra.Command) error {
 	defer r.close(client)
 	ctx := cmd.Context()
 	lease, err := r.acquire(ctx, client, r.options(cmd))
+	if r.skip && exitCode(err) == exitNotAcquired {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

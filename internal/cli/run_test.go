@@ -125,6 +125,25 @@ func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 	lock(t, url, 0, "--no-wait")
 }
 
+// A job of cron that finds the key taken is no failure. Other failures are.
+func TestRunSkipsACommandWhoseKeyIsHeld(t *testing.T) {
+	t.Parallel()
+	url := store(t)
+	holder := hold(t, url)
+	for _, flags := range [][]string{nil, {"-n"}, {"-w", "1.5"}} {
+		args := slices.Concat([]string{"run", "key", "--skip"}, flags, []string{"--", "echo", "ran"})
+		o := runHasp(t, url, args...).want(t, 0)
+		o.prints(t, "")
+		if o.err != "" {
+			t.Errorf("%q: stderr: %s", flags, o.err)
+		}
+	}
+	holder.free().want(t, 0)
+
+	runHasp(t, url, "run", "key", "--skip", "--ttl", "10", "--", "echo", "ran").want(t, 0).prints(t, "ran\n")
+	runHasp(t, url, "run", "key", "--skip", "--", "sh", "-c", "exit 75").want(t, exitNotAcquired)
+}
+
 // soonLost is a term. It is short enough that hasp notices a break within two seconds. It is long
 // enough that a slow machine does not lose the lock before the test breaks it.
 const soonLost = "6s"

@@ -61,7 +61,7 @@ func (r *run) beginWait(ctx context.Context, client *hasp.Client) (end func() bo
 
 // observe prints that hasp has waited for long.
 func (r *run) observe(_ context.Context, e hasp.Event) {
-	if e.Kind != hasp.EventStillWaiting {
+	if r.skip || e.Kind != hasp.EventStillWaiting {
 		return
 	}
 	why := ""
@@ -72,8 +72,11 @@ func (r *run) observe(_ context.Context, e hasp.Event) {
 }
 
 // sayWaiting prints that hasp waits. If the store names the holder, it prints the holder as well.
-// If ctx ends first, it prints nothing and returns false.
+// If ctx ends first, or with --skip, it prints nothing and returns false.
 func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
+	if r.skip {
+		return false
+	}
 	if r.slots > 0 {
 		// Each slot has a holder of its own.
 		r.complain("waiting for one of the %v slots of %s", r.slots, text.Quote(r.key))

@@ -1,0 +1,174 @@
+// Package mysql registers the strategy mysql, which keeps locks in a table of a MariaDB or a MySQL:
+//
+//	mysql://user:password@host:3306/database?table=locks&ttl=10s
+//
+// Package [sqlkv] says what the locks guarantee, and what rights the user needs.
+//
+// # Parameters
+//
+//   - table (default hasp_locks) is created unless it exists.
+//   - pool_size (default 10) is the largest number of connections.
+//   - tls is true, skip-verify, preferred, or false, which is the default.
+//   - ca is a file with the certificates that the server's certificate is checked against. It
+//     implies tls=true.
+//   - charset, allowCleartextPasswords, allowNativePasswords and connectionAttributes are those of
+//     github.com/go-sql-driver/mysql.
+//
+// In user, password and database, percent-encode special characters, such as %40 for "@".
+package mysql
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"database/sql"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock/sqlkv"
+)
+
+const (
+	form            = "mysql://user:password@host:3306/database"
+	defaultTable    = "hasp_locks"
+	defaultPoolSize = 10
+	maxPoolSize     = 1000
+)
+
+// driverParams are those that go-sql-driver documents.
+var driverParams = []string{
+	"tls", "charset", "allowCleartextPasswords", "allowNativePasswords", "connectionAttributes",
+}
+
+var tlsValues = []string{"true", "skip-verify", "preferred", "false"}
+
+func init() { hasp.Register("mysql", open, append(driverParams, "table", "pool_size", "ca")...) }
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
+}
+
+// The function open returns a driver for c, which comes from a URL of this strategy.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	cfg, err := parse(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	size, err := poolSize(c.Params["pool_size"])
+	if err != nil {
+		return nil, err
+	}
+	table := c.Params["table"]
+	if table == "" {
+		table = defaultTable
+	}
+
+	connector, err := mysql.NewConnector(cfg)
+	if err != nil {
+		return nil, invalid("%v", err)
+	}
+	db := sql.OpenDB(connector)
+	db.SetMaxOpenConns(size)
+	db.SetMaxIdleConns(size)
+	return sqlkv.NewDriver(ctx, db, sqlkv.MySQL, table)
+}
+
+// parse returns the settings of connections. Its errors do not repeat the node, which may contain a
+// password.
+func parse(ctx context.Context, c hasp.Config) (*mysql.Config, error) {
+	if len(c.Nodes) != 1 {
+		return nil, invalid("mysql takes one node, got %d: want %s", len(c.Nodes), form)
+	}
+	place := strings.TrimPrefix(c.Nodes[0], "mysql://")
+	if strings.ContainsAny(place, "?#") || strings.Count(place, "@") > 1 {
+		return nil, invalid("the node has several @, or a ? or #: in a password write %%40, %%3F "+
+			"or %%23, and put parameters into params: want %s", form)
+	}
+	u, err := url.Parse("mysql://" + place)
+	if err != nil {
+		return nil, invalid("the node is malformed: want %s, with %%25 for %% and %%2F for / in "+
+			"the password", form)
+	}
+	database := strings.TrimPrefix(u.Path, "/")
+	switch {
+	case u.Hostname() == "":
+		return nil, invalid("the node has no host: want %s", form)
+	case database == "" || strings.Contains(database, "/"):
+		return nil, invalid("the node names no database after the host: want %s", form)
+	case u.User.Username() == "":
+		return nil, invalid("the node has no user: want %s", form)
+	}
+
+	if t := c.Params["tls"]; t != "" && !slices.Contains(tlsValues, t) {
+		return nil, invalid("parameter tls=%q: want one of %s", t, strings.Join(tlsValues, ", "))
+	}
+
+	port := u.Port()
+	if port == "" {
+		port = "3306"
+	}
+	given := mysql.NewConfig()
+	given.User = u.User.Username()
+	given.Passwd, _ = u.User.Password()
+	given.Net = "tcp"
+	given.Addr = net.JoinHostPort(u.Hostname(), port)
+	given.DBName = database
+	given.Params = map[string]string{}
+	for name, value := range c.Params {
+		if slices.Contains(driverParams, name) {
+			given.Params[name] = value
+		}
+	}
+
+	// Parse the parameters as go-sql-driver does.
+	cfg, err := mysql.ParseDSN(given.FormatDSN())
+	if err != nil {
+		return nil, invalid("parameters: %v", err)
+	}
+	if cfg.TLS, err = trust(c.Params["ca"], cfg.TLS, u.Hostname()); err != nil {
+		return nil, err
+	}
+	cfg.Params = map[string]string{"autocommit": "1"} // whatever the server's default is
+	cfg.Logger = &mysql.NopLogger{}
+	if end, ok := ctx.Deadline(); ok {
+		cfg.Timeout = time.Until(end) // of a dial, which may outlive the call that it began for
+	}
+	return cfg, nil
+}
+
+// trust returns t with the certificates of a file, or t without a file.
+func trust(file string, t *tls.Config, host string) (*tls.Config, error) {
+	if file == "" {
+		return t, nil
+	}
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, invalid("parameter ca: %v", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, invalid("parameter ca: %s has no certificate in PEM", file)
+	}
+	return &tls.Config{RootCAs: pool, ServerName: host}, nil
+}
+
+func poolSize(text string) (int, error) {
+	if text == "" {
+		return defaultPoolSize, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > maxPoolSize {
+		return 0, invalid("parameter pool_size=%q: want a number from 1 to %d", text, maxPoolSize)
+	}
+	return n, nil
+}

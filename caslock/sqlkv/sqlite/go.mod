@@ -1,0 +1,28 @@
+module github.com/hasplock/hasp/caslock/sqlkv/sqlite
+
+go 1.26.0
+
+require (
+	github.com/hasplock/hasp v0.0.0
+	github.com/hasplock/hasp/caslock/sqlkv v0.0.0
+	modernc.org/sqlite v1.62.0
+)
+
+require (
+	github.com/dustin/go-humanize v1.1.0 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/hasplock/hasp/caslock v0.0.0 // indirect
+	github.com/mattn/go-isatty v0.0.24 // indirect
+	github.com/ncruces/go-strftime v1.1.0 // indirect
+	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
+	golang.org/x/sys v0.49.0 // indirect
+	modernc.org/libc v1.80.1 // indirect
+	modernc.org/mathutil v1.7.1 // indirect
+	modernc.org/memory v1.12.1 // indirect
+)
+
+replace github.com/hasplock/hasp => ../../../
+
+replace github.com/hasplock/hasp/caslock => ../../
+
+replace github.com/hasplock/hasp/caslock/sqlkv => ../

@@ -1,0 +1,94 @@
+// Package sqlite registers the strategy sqlite, which keeps locks in an SQLite file:
+//
+//	sqlite:///var/lib/app/locks.db?ttl=10s
+//	sqlite://relative.db?table=locks
+//
+// Give locks a file of their own: package [sqlkv] says why, and what the locks guarantee. The file
+// is created unless it exists. It must be on a local disk, and two more files appear beside it. The
+// table's name is the parameter table (default hasp_locks).
+//
+// The package uses modernc.org/sqlite, which needs no C compiler. With another driver, call
+// sqlkv.New.
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	_ "modernc.org/sqlite" // the driver
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock/sqlkv"
+)
+
+const (
+	form         = "sqlite:///directory/locks.db"
+	defaultTable = "hasp_locks"
+)
+
+// settings are the pragmas of each connection. A write that waits for another process polls for up
+// to busy_timeout; it must come before the mode, which needs a lock as well. With synchronous
+// NORMAL, the last writes may be missing after the host has crashed, which ends all holders.
+const settings = "?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)" +
+	"&_pragma=synchronous(NORMAL)&_txlock=immediate"
+
+func init() { hasp.Register("sqlite", open, "table") }
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
+}
+
+// The function open returns a driver for c, which comes from a URL of this strategy.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	file, err := parse(c)
+	if err != nil {
+		return nil, err
+	}
+	table := c.Params["table"]
+	if table == "" {
+		table = defaultTable
+	}
+
+	// A file is named by a URI, in which SQLite decodes special characters.
+	name := url.URL{Path: filepath.ToSlash(file)}
+	db, err := sql.Open("sqlite", "file:"+name.EscapedPath()+settings)
+	if err != nil {
+		return nil, err
+	}
+
+	// SQLite has one writer at a time, and one that waits polls. So the calls of this process take
+	// turns at one connection, which keeps their order.
+	db.SetMaxOpenConns(1)
+	return sqlkv.NewDriver(ctx, db, sqlkv.SQLite, table)
+}
+
+// parse returns the absolute path of the file.
+func parse(c hasp.Config) (string, error) {
+	if len(c.Nodes) != 1 {
+		return "", invalid("sqlite takes one file, got %d: want %s", len(c.Nodes), form)
+	}
+	path := strings.TrimPrefix(c.Nodes[0], "sqlite://")
+	if path == "" || path == ":memory:" || strings.HasSuffix(path, "/") {
+		return "", invalid("want a file that processes share: %s", form)
+	}
+
+	file, err := filepath.Abs(path)
+	if err != nil {
+		return "", invalid("%v", err)
+	}
+	directory := filepath.Dir(file)
+	if info, err := os.Stat(directory); err != nil || !info.IsDir() {
+		return "", invalid("%s is not a directory that this user can read: create it first",
+			directory)
+	}
+	if info, err := os.Stat(file); err == nil && info.IsDir() {
+		return "", invalid("%s is a directory: want the name of a file in it", file)
+	}
+	return file, nil
+}
