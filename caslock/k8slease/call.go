@@ -101,9 +101,12 @@ func (s *Store) send(ctx context.Context, q *request) (a answer, pause time.Dura
 	if resp.StatusCode == http.StatusTooManyRequests {
 		seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
 		pause = time.Duration(max(seconds, 1)) * time.Second
+		if !isJSON {
+			a.Message = string(text) // of the server's flow control, which answers in plain text
+		}
 	}
-	if !isJSON {
-		return a, pause, s.errorf("%s: the answer is no JSON: that is no API server, or a proxy "+
+	if !isJSON && pause == 0 {
+		return a, 0, s.errorf("%s: the answer is no JSON: that is no API server, or a proxy "+
 			"before it has answered: check the address, and https:// or http://", resp.Status)
 	}
 	return a, pause, s.refusal(q, resp.StatusCode, &a)

@@ -12,6 +12,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -108,7 +109,7 @@ func config(server string, params map[string]string) (*rest.Config, error) {
 	if params["context"] != "" {
 		return nil, invalid("parameter context: that is for kube:///NAMESPACE")
 	}
-	// client-go reads the files later, and only logs an error of the token's file.
+	// client-go reads the files later, and its errors do not name the parameter.
 	for _, name := range []string{"token_file", "ca", "cert", "key"} {
 		if file := params[name]; file != "" {
 			if _, err := os.ReadFile(file); err != nil {
@@ -153,6 +154,14 @@ func connect(conf *rest.Config, namespace string) (*Store, error) {
 	// find out, and all terms end. In HTTP/1.1, a call that times out closes its connection, and the
 	// next call makes a new one.
 	conf.NextProtos = []string{"http/1.1"}
+
+	// client-go reads the file every minute. This wrapper also reads it after an answer 401.
+	if file := conf.BearerTokenFile; file != "" {
+		conf.BearerToken = ""
+		conf.BearerTokenFile = ""
+		tokens := transport.NewCachedFileTokenSource(file)
+		conf.Wrap(transport.ResettableTokenSourceWrapTransport(tokens))
+	}
 
 	// client-go shares the connections of all settings that it can compare, and it cannot compare
 	// functions. A driver needs its own connections: a shared one may have died in silence before.
