@@ -3,7 +3,7 @@
 # HASP_TEST_REDIS=container|process|inprocess|redis://… says which Redis the
 # tests use; unset, redis-server if it is installed, else miniredis.
 
-.PHONY: check fmt vet staticcheck tidy tags test race modules lab compare results torture planted simulate soak fuzz mutate model api.txt
+.PHONY: check fmt vet staticcheck tidy tags test race modules lab compare results torture planted simulate soak fuzz mutate model kube api.txt
 
 check: fmt vet staticcheck tidy tags test race modules lab compare torture
 
@@ -59,6 +59,16 @@ modules:
 $(MODULES) caslock/internal/election:
 	cd $@ && go mod tidy -diff && go vet ./... && $$(go -C $(CURDIR) tool -n staticcheck) ./... && \
 		go test $(RACE) -vet=off -parallel 8 -shuffle=on -timeout 10m ./...
+
+# k8slease on a real API server, with the manifests of docs/kubernetes.md, and beside client-go. The
+# first run builds a kube-apiserver and an etcd into KUBE, which takes long.
+KUBE ?= $(HOME)/.cache/hasp-kube
+kube:
+	export HASP_TEST_KUBE=$$(caslock/internal/kubetest/build.sh $(KUBE)) && \
+		export HASP_TEST_ETCD=$$(internal/etcdtest/build.sh $(KUBE)) && \
+		[ -n "$$HASP_TEST_KUBE" ] && [ -n "$$HASP_TEST_ETCD" ] && \
+		cd caslock/k8slease && go test -count=1 -timeout 15m -run Real ./...
+	$(MAKE) caslock/internal/election
 
 # The tests of the tools: the simulation finds planted bugs, and some of its seeds are clean.
 lab:

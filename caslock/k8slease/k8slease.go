@@ -1,23 +1,33 @@
 // Package k8slease lets caslock keep locks in the Lease objects of a Kubernetes namespace.
 //
+//	import _ "github.com/hasplock/hasp/caslock/k8slease"
+//
+//	c, err := hasp.Open(ctx, "kube:///namespace", nil)
+//
+// A URL without a host uses the current context of the files in KUBECONFIG, or of ~/.kube/config,
+// or else the service account of the pod. The parameter context names another context. The URL
+// kube://host:port/namespace names an API server. Its parameters are the files token_file, ca, cert
+// and key, and server_name, which is the name in the server's certificate. A token's file is read
+// again within a minute, and after the server has refused the token. The URL
+// kube+http://host:port/namespace is for a server without TLS, such as kubectl proxy.
+//
 // A key that is a valid name of a Lease is kept in the Lease of that name, and excludes the leader
 // election of client-go on that Lease. So a program can move from client-go to hasp, or back, while
-// it runs. The Lease of any other key is named hasp- and a hash. A Lease that hasp has written is
-// deleted when its key has been free for an hour.
+// it runs. client-go before 0.27 counts its own LeaseDuration, whatever the Lease says. So its
+// LeaseDuration must be at least hasp's TTL. The Lease of any other key is named hasp- and a hash.
+// A Lease that hasp has written is deleted when its key has been free for an hour.
 //
-// The spec has the form that client-go reads, and an annotation has the record of caslock. The
-// store has no clock: see package caslock for TryLock. Waiters poll; for many, set
-// hasp.Options.Backoff to seconds. The account needs get, list, create, patch and delete on leases
-// of coordination.k8s.io.
+// The spec has the form that client-go reads, and an annotation has the record of caslock. A hold
+// whose Lease was deleted, or which the server lost with its data, is lost. The store has no clock:
+// see package caslock for TryLock. Waiters poll; for many, set hasp.Options.Backoff to seconds. The
+// account needs get, list, create, patch and delete on leases of coordination.k8s.io.
 package k8slease
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
-	"io"
+	"maps"
 	"math"
 	"net/http"
 	"net/url"
@@ -31,18 +41,26 @@ import (
 
 // Store is the Leases of a namespace. It is safe for concurrent use.
 type Store struct {
-	client *http.Client
-	url    string // of the namespace's Leases
+	client    *http.Client
+	url       string // of the namespace's Leases
+	host      string // of the API server, for errors
+	namespace string
 }
 
 // New returns a store in a namespace of the API server at the URL server, such as https://10.0.0.1.
 // The argument client adds the credentials: rest.HTTPClientFor of client-go creates such a client.
 func New(client *http.Client, server, namespace string) *Store {
 	group := strings.TrimSuffix(server, "/") + "/apis/coordination.k8s.io/v1"
-	return &Store{
-		client: client,
-		url:    group + "/namespaces/" + url.PathEscape(namespace) + "/leases",
+	s := &Store{
+		client:    client,
+		url:       group + "/namespaces/" + url.PathEscape(namespace) + "/leases",
+		host:      "an unknown host",
+		namespace: namespace,
 	}
+	if u, err := url.Parse(server); err == nil && u.Host != "" {
+		s.host = u.Host // without a password
+	}
+	return s
 }
 
 // Limits says that calls end promptly.
@@ -62,8 +80,8 @@ const (
 // lease is what a Store reads of a Lease or a LeaseList.
 type lease struct {
 	Metadata struct {
-		ResourceVersion, Continue string
-		Annotations               map[string]string
+		UID, ResourceVersion, Continue string
+		Annotations                    map[string]string
 	}
 	Spec struct {
 		HolderIdentity, RenewTime string
@@ -82,50 +100,20 @@ func name(key string) string {
 	return fmt.Sprintf("hasp-%x", sha256.Sum256([]byte(key)))
 }
 
-// request is one request to the API server.
-type request struct {
-	method string
-	path   string // after the URL of the Leases
-	format string // of the body: application/ and this
-	body   any    // nil means no body
+// version returns the uid and the resourceVersion of a Lease, or "" if there is no Lease. The
+// resourceVersion comes from a counter of etcd, which begins again if etcd has lost its data. The
+// uid is random. So no version comes again, and a holder cannot overwrite a later Lease.
+func (l *lease) version() string {
+	if l.Metadata.ResourceVersion == "" {
+		return ""
+	}
+	return l.Metadata.UID + "/" + l.Metadata.ResourceVersion
 }
 
-// call sends a request once. If a get finds no Lease, l is empty.
-func (s *Store) call(ctx context.Context, q request) (l lease, err error) {
-	var body []byte
-	if q.body != nil {
-		body, _ = json.Marshal(q.body) // no error, because each field can be encoded
-	}
-	r, err := http.NewRequestWithContext(ctx, q.method, s.url+q.path, bytes.NewReader(body))
-	if err != nil {
-		return l, err
-	}
-	r.GetBody = nil // otherwise net/http might send the request again
-	r.Header.Set("Content-Type", "application/"+q.format)
-
-	resp, err := s.client.Do(r)
-	if err != nil {
-		return l, err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return l, err
-	}
-
-	missing := resp.StatusCode == http.StatusNotFound
-	switch {
-	case missing && q.method == http.MethodGet:
-		return l, nil
-	case missing && q.method != http.MethodPost:
-		return l, caslock.ErrConflict
-	case resp.StatusCode == http.StatusConflict: // also says that a POST found the Lease
-		return l, caslock.ErrConflict
-	case resp.StatusCode/100 != 2:
-		return l, fmt.Errorf("k8slease: %s %s: %s: %.300s", q.method, q.path, resp.Status, text)
-	}
-	err = json.Unmarshal(text, &l)
-	return l, err
+// expected returns the fields of a body that name the version which the Lease must have.
+func expected(version string) map[string]any {
+	uid, resourceVersion, _ := strings.Cut(version, "/")
+	return map[string]any{"uid": uid, "resourceVersion": resourceVersion}
 }
 
 // entry returns the entry of a Lease. A spec that was not written together with the record is
@@ -133,7 +121,7 @@ func (s *Store) call(ctx context.Context, q request) (l lease, err error) {
 func (l *lease) entry(key string) caslock.Entry {
 	e := caslock.Entry{
 		Value:   []byte(l.Metadata.Annotations[recordName]),
-		Version: l.Metadata.ResourceVersion,
+		Version: l.version(),
 	}
 	holder := l.Spec.HolderIdentity
 	if id := l.Spec.RenewTime + " " + holder; id != l.Metadata.Annotations[specName] {
@@ -145,7 +133,7 @@ func (l *lease) entry(key string) caslock.Entry {
 
 // Get reads the Lease of key from the API server's quorum.
 func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	l, err := s.call(ctx, request{method: http.MethodGet, path: "/" + name(key), format: "json"})
+	l, err := s.call(ctx, request{method: http.MethodGet, path: "/" + name(key)})
 	return l.entry(key), err
 }
 
@@ -154,15 +142,18 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 // renewTime to whole seconds. So leaseTransitions has the microseconds.
 func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
 	annotations := map[string]string{recordName: string(value)}
+	metadata := map[string]any{
+		"name":        name(key),
+		"labels":      map[string]string{recordName: "true"},
+		"annotations": annotations,
+	}
+	if version != "" {
+		maps.Copy(metadata, expected(version))
+	}
 	body := map[string]any{
 		"apiVersion": "coordination.k8s.io/v1",
 		"kind":       "Lease",
-		"metadata": map[string]any{
-			"name":            name(key),
-			"resourceVersion": version,
-			"labels":          map[string]string{recordName: "true"},
-			"annotations":     annotations,
-		},
+		"metadata":   metadata,
 	}
 
 	if owner, ttl, ours := caslock.Holder(value); ours {
@@ -189,17 +180,16 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 		q = request{http.MethodPost, "", "json", body}
 	}
 	l, err := s.call(ctx, q)
-	return l.Metadata.ResourceVersion, err
+	return l.version(), err
 }
 
 // Delete deletes the Lease of key if it has this version.
 func (s *Store) Delete(ctx context.Context, key, version string) error {
-	preconditions := map[string]string{"resourceVersion": version}
 	_, err := s.call(ctx, request{
 		method: http.MethodDelete,
 		path:   "/" + name(key),
 		format: "json",
-		body:   map[string]any{"preconditions": preconditions},
+		body:   map[string]any{"preconditions": expected(version)},
 	})
 	return err
 }
@@ -211,8 +201,7 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 		"limit":         {fmt.Sprint(n)},
 		"continue":      {position},
 	}
-	q := request{method: http.MethodGet, path: "?" + query.Encode(), format: "json"}
-	list, err := s.call(ctx, q)
+	list, err := s.call(ctx, request{method: http.MethodGet, path: "?" + query.Encode()})
 	for _, l := range list.Items {
 		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known
 	}

@@ -4,11 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/internal/fakekube"
@@ -17,18 +20,13 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// owned is a store whose idle connections are closed with the driver.
-type owned struct {
-	*k8slease.Store
-	transport *http.Transport
-}
-
-func (o owned) Close() error { o.transport.CloseIdleConnections(); return nil }
-
+// open opens the strategy over the fake, which has no TLS.
 func open(ctx context.Context, addr string) (backend.Driver, error) {
-	transport := &http.Transport{MaxIdleConnsPerHost: 32}
-	s := k8slease.New(&http.Client{Transport: transport}, "http://"+addr, "default")
-	return caslock.NewDriver(ctx, owned{s, transport})
+	c, err := hasp.ParseURL("kube+http://" + addr + "/default")
+	if err != nil {
+		return nil, err
+	}
+	return c.Driver(ctx)
 }
 
 // The API server is a fake. Package election has the test with client-go.
@@ -83,14 +81,65 @@ func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
 	}
 }
 
-func TestANamespaceThatDoesNotExist(t *testing.T) {
-	s := &fakekube.Server{}
+// versionOf returns the resourceVersion of the Lease of a key, as a number.
+func versionOf(t *testing.T, s *k8slease.Store, key string) (n int) {
+	t.Helper()
+	e := await.Value(s.Get(t.Context(), key))
+	_, text, _ := strings.Cut(e.Version, "/")
+	n, err := strconv.Atoi(text)
+	await.Must(t, err)
+	return n
+}
+
+// The server loses its data, and its versions begin again. The new hold has the same
+// resourceVersion as the lost one. The old holder's renewal and release leave the new hold alone.
+func TestVersionsBeginAgain(t *testing.T) {
+	s, ctx := &fakekube.Server{}, t.Context()
 	await.Must(t, s.Start(true))
-	defer s.Stop()
-	_, err := caslock.NewDriver(t.Context(), k8slease.New(http.DefaultClient, "http://"+s.Addr, "missing"))
-	if err == nil || errors.Is(err, caslock.ErrConflict) || !strings.Contains(err.Error(), "404") {
-		t.Errorf("%v, want the server's answer", err)
+	defer func() { s.Stop() }()
+	d := await.Value(open(ctx, s.Addr))
+	store := k8slease.New(http.DefaultClient, "http://"+s.Addr, "default")
+	for i := range 5 { // so that the new server needs more writes to get as far
+		await.Value(store.Put(ctx, fmt.Sprint("before-", i), nil, ""))
 	}
+	old := backend.Claim{Key: "again", Token: "old", TTL: time.Hour, Timeout: time.Minute}
+	await.Value(d.Acquire(ctx, old))
+	lost := versionOf(t, store, "again")
+
+	await.Must(t, s.Stop())
+	await.Must(t, s.Start(false))
+	other := await.Value(open(ctx, s.Addr))
+	for i := range lost {
+		filler := fmt.Sprint("filler-", i)
+		await.Value(store.Put(ctx, filler, nil, ""))
+		n := versionOf(t, store, filler)
+		if n >= lost {
+			t.Fatalf("the new server is at version %d, and the hold was at %d", n, lost)
+		}
+		if n == lost-1 {
+			break
+		}
+	}
+	next := old
+	next.Token = "new"
+	await.Value(other.Acquire(ctx, next))
+	if n := versionOf(t, store, "again"); n != lost {
+		t.Fatalf("the new hold is at version %d, and the lost hold was at %d", n, lost)
+	}
+
+	d.Renew(ctx, []backend.Claim{old}, func(_ int, _ backend.Grant, err error) {
+		if !errors.Is(err, backend.ErrLost) {
+			t.Errorf("renewal of the lost hold: %v", err)
+		}
+	})
+	if err := d.Release(ctx, old); !errors.Is(err, backend.ErrLost) {
+		t.Errorf("release of the lost hold: %v", err)
+	}
+	other.Renew(ctx, []backend.Claim{next}, func(_ int, _ backend.Grant, err error) {
+		if err != nil {
+			t.Errorf("renewal of the new hold: %v", err)
+		}
+	})
 }
 
 func ExampleNew() {

@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/hasplock/hasp v0.0.0
 	github.com/hasplock/hasp/caslock v0.0.0
+	github.com/hasplock/hasp/caslock/k8slease v0.0.0
 	k8s.io/apimachinery v0.37.2
 	k8s.io/client-go v0.37.2
 )
@@ -35,6 +36,7 @@ require (
 	github.com/modern-go/reflect2 v1.0.3-0.20250322232337-35a7c28c31ee // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
 	github.com/pmezard/go-difflib v1.0.1-0.20181226105442-5d4384ee4fb2 // indirect
+	github.com/spf13/pflag v1.0.10 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	go.yaml.in/yaml/v2 v2.4.4 // indirect
 	go.yaml.in/yaml/v3 v3.0.6 // indirect
@@ -60,4 +62,5 @@ require (
 replace (
 	github.com/hasplock/hasp => ../../../
 	github.com/hasplock/hasp/caslock => ../../
+	github.com/hasplock/hasp/caslock/k8slease => ../../k8slease
 )

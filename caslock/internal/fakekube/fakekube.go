@@ -1,9 +1,11 @@
 // Package fakekube is a fake of a Kubernetes API server, for tests. It keeps Leases of the namespace
-// default in memory, with the semantics of resourceVersion: one counter for all objects, a conflict for a
-// write of an old version, and an update without a version that always succeeds.
+// default in memory, with the semantics of uid and resourceVersion: one counter for all objects,
+// which begins again if the data is lost, a conflict for a write of an old version, and an update
+// without a version that always succeeds. "make kube" runs the same tests on a real API server.
 package fakekube
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"io"
 	"maps"
@@ -37,6 +39,7 @@ func (s *Server) Start(data bool) error {
 	}
 	if !data || s.objects == nil {
 		s.objects = map[string]map[string]any{}
+		s.revision = 0
 	}
 	s.Addr, s.http = l.Addr().String(), &http.Server{Handler: s}
 	go s.http.Serve(l)
@@ -46,9 +49,10 @@ func (s *Server) Start(data bool) error {
 // Stop ends all connections.
 func (s *Server) Stop() error { return s.http.Close() }
 
-func version(object map[string]any) any {
+// field returns a field of an object's metadata, or nil.
+func field(object map[string]any, name string) any {
 	meta, _ := object["metadata"].(map[string]any)
-	return meta["resourceVersion"]
+	return meta[name]
 }
 
 // merge returns target after a JSON merge patch (RFC 7386).
@@ -88,9 +92,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	old := s.objects[name]
-	expected := version(in)
+	expected := field(in, "resourceVersion")
+	uid := field(in, "uid")
 	if options, ok := in["preconditions"].(map[string]any); ok {
 		expected = options["resourceVersion"]
+		uid = options["uid"]
 	}
 
 	w.Header().Set("Content-Type", "application/json")
@@ -99,7 +105,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(object)
 	}
 	refuse := func(code int, reason string) {
-		answer(code, map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code})
+		status := map[string]any{
+			"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code,
+			"message": reason,
+		}
+		if reason == "Invalid" {
+			cause := map[string]string{"field": "metadata.uid"}
+			status["details"] = map[string]any{"causes": []any{cause}}
+		}
+		answer(code, status)
 	}
 	switch {
 	case !strings.Contains(r.URL.Path, "/namespaces/default/"):
@@ -112,18 +126,28 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusNotFound, "NotFound")
 	case r.Method == http.MethodGet:
 		answer(http.StatusOK, old)
-	case old != nil && expected != nil && expected != version(old):
+	case old != nil && expected != nil && expected != field(old, "resourceVersion"):
 		refuse(http.StatusConflict, "Conflict")
+	case old != nil && uid != nil && uid != field(old, "uid") && r.Method == http.MethodDelete:
+		refuse(http.StatusConflict, "Conflict")
+	case old != nil && uid != nil && uid != field(old, "uid"):
+		refuse(http.StatusUnprocessableEntity, "Invalid") // a patch or a put may not change the uid
 	case r.Method == http.MethodDelete:
 		delete(s.objects, name)
 		answer(http.StatusOK, map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Success"})
 	default:
 		s.revision++
+		newUID := any(rand.Text())
+		if old != nil {
+			newUID = field(old, "uid")
+		}
 		if r.Method != http.MethodPatch {
 			old = nil // replaces the object
 		}
 		object := merge(old, in)
-		object["metadata"].(map[string]any)["resourceVersion"] = strconv.Itoa(s.revision)
+		meta := object["metadata"].(map[string]any)
+		meta["resourceVersion"] = strconv.Itoa(s.revision)
+		meta["uid"] = newUID
 		s.objects[name] = object
 		answer(map[bool]int{true: http.StatusCreated, false: http.StatusOK}[r.Method == http.MethodPost], object)
 	}

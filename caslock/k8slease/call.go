@@ -1,0 +1,192 @@
+package k8slease
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+)
+
+// request is one request to the API server.
+type request struct {
+	method string
+	path   string // after the URL of the Leases
+	format string // of the body: application/ and this
+	body   any    // nil means no body
+}
+
+// verb returns the right that the request needs.
+func (q *request) verb() string {
+	if q.method == http.MethodGet && strings.HasPrefix(q.path, "?") {
+		return "list"
+	}
+	verbs := map[string]string{http.MethodPost: "create"}
+	return cmp.Or(verbs[q.method], strings.ToLower(q.method))
+}
+
+// verbs are the rights that a Store needs.
+const verbs = "get, list, create, patch and delete"
+
+// answer is what the API server answers: an object, or the reason of a refusal.
+type answer struct {
+	lease
+	Message string
+	Details struct {
+		Causes []struct{ Field string }
+	}
+}
+
+// call sends a request once. If a get finds no Lease, the result is empty. A server that is
+// overloaded answers 429 and has done nothing, so only then call sends the request again.
+func (s *Store) call(ctx context.Context, q request) (lease, error) {
+	for {
+		a, pause, err := s.send(ctx, &q)
+		if pause == 0 {
+			return a.lease, err
+		}
+
+		end, bounded := ctx.Deadline()
+		if bounded && time.Until(end) <= pause {
+			return a.lease, err
+		}
+		select {
+		case <-ctx.Done():
+			return a.lease, err
+		case <-time.After(pause):
+		}
+	}
+}
+
+// send sends a request. If the server asks for a pause before the next attempt, pause is positive.
+func (s *Store) send(ctx context.Context, q *request) (a answer, pause time.Duration, err error) {
+	var body io.Reader
+	if q.body != nil {
+		text, _ := json.Marshal(q.body) // no error, because each field can be encoded
+		body = bytes.NewReader(text)
+	}
+	r, err := http.NewRequestWithContext(ctx, q.method, s.url+q.path, body)
+	if err != nil {
+		return a, 0, err
+	}
+	r.GetBody = nil // otherwise net/http might send the request again
+	r.Header.Set("Accept", "application/json")
+	if q.body != nil {
+		r.Header.Set("Content-Type", "application/"+q.format)
+	}
+
+	resp, err := s.client.Do(r)
+	if err != nil {
+		return a, 0, s.noAnswer(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return a, 0, err
+	}
+
+	isJSON := json.Unmarshal(text, &a) == nil
+	if resp.StatusCode == http.StatusTooManyRequests {
+		seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
+		pause = time.Duration(max(seconds, 1)) * time.Second
+		if !isJSON {
+			a.Message = string(text) // of the server's flow control, which answers in plain text
+		}
+	}
+	if !isJSON && pause == 0 {
+		return a, 0, s.errorf("%s: the answer is no JSON: that is no API server, or a proxy "+
+			"before it has answered: check the address, and https:// or http://", resp.Status)
+	}
+	return a, pause, s.refusal(q, resp.StatusCode, &a)
+}
+
+// errorf returns an error of one line that names the server.
+func (s *Store) errorf(format string, args ...any) error {
+	return fmt.Errorf("kubernetes at %s: "+format, append([]any{s.host}, args...)...)
+}
+
+// noAnswer explains the error of a request that got no answer.
+func (s *Store) noAnswer(err error) error {
+	var outer *url.Error
+	if errors.As(err, &outer) {
+		err = outer.Err // without the long URL
+	}
+
+	hint := ""
+	switch {
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		hint = ": name the file of its certificate authority: ca=FILE"
+	case errors.As(err, new(x509.HostnameError)):
+		hint = ": use a name that the certificate has, or server_name=NAME"
+	case errors.As(err, new(x509.CertificateInvalidError)):
+		hint = ": renew the certificate, or correct the clock of this host"
+	case strings.Contains(err.Error(), "HTTP response to HTTPS"):
+		hint = ": it has no TLS: use kube+http://"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		hint = ": is the API server running there? check host and port"
+	}
+	return s.errorf("%w%s", err, hint)
+}
+
+// refusal returns the error of a request, or nil if the server has carried it out.
+func (s *Store) refusal(q *request, code int, a *answer) error {
+	message := fmt.Sprintf("%d: %.300s", code, strings.Join(strings.Fields(a.Message), " "))
+
+	switch {
+	case code/100 == 2:
+		return nil
+	case code == http.StatusNotFound && q.verb() == "get":
+		return nil
+	case code == http.StatusNotFound && (q.verb() == "patch" || q.verb() == "delete"):
+		return caslock.ErrConflict
+	case code == http.StatusConflict: // also says that a POST found the Lease
+		return caslock.ErrConflict
+	case code == http.StatusUnprocessableEntity && isOfUID(a):
+		return caslock.ErrConflict // another Lease has the same name and the same resourceVersion
+
+	case code == http.StatusUnprocessableEntity, code == http.StatusRequestEntityTooLarge:
+		return fmt.Errorf("%w: %w", backend.ErrInvalid, s.errorf("%s: use a shorter owner, "+
+			"or fewer shared holds of a key", message))
+	case code == http.StatusUnauthorized:
+		return s.errorf("%s: the token or the certificate is missing, wrong or expired: "+
+			"check token_file, or kubectl auth whoami", message)
+	case code == http.StatusForbidden && strings.Contains(a.Message, "being terminated"):
+		return s.errorf("%s: choose a namespace that is not being deleted", message)
+	case code == http.StatusForbidden:
+		return s.errorf("%s: the account lacks the verb %s: bind it to a Role with %s on leases of "+
+			"coordination.k8s.io in the namespace %s", message, q.verb(), verbs, s.namespace)
+	case code == http.StatusNotFound:
+		return s.errorf("%s: check the namespace %s: kubectl get namespace %[3]s", message, s.namespace)
+	case code == http.StatusGone:
+		return s.errorf("%s: the list took too long: list again", message)
+	case code == http.StatusUnsupportedMediaType, code == http.StatusMethodNotAllowed:
+		return s.errorf("%s: it does not know %s of Leases in JSON: use Kubernetes 1.14 or later",
+			message, q.verb())
+	case code == http.StatusTooManyRequests:
+		return s.errorf("%s: it is overloaded: set hasp.Options.Backoff to seconds, or give "+
+			"the account a PriorityLevelConfiguration", message)
+	}
+	return s.errorf("%s", message)
+}
+
+// isOfUID reports whether the server has refused to change the uid of a Lease.
+func isOfUID(a *answer) bool {
+	for _, cause := range a.Details.Causes {
+		if cause.Field == "metadata.uid" {
+			return true
+		}
+	}
+	return false
+}

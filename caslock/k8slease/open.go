@@ -1,0 +1,190 @@
+package k8slease
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock"
+)
+
+const form = "kube:///NAMESPACE, kube://HOST:PORT/NAMESPACE or kube+http://HOST:PORT/NAMESPACE"
+
+// hostParams are the parameters of kube://HOST:PORT/NAMESPACE.
+var hostParams = []string{"token_file", "ca", "cert", "key", "server_name"}
+
+func init() { hasp.Register("kube", open, append([]string{"context"}, hostParams...)...) }
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
+}
+
+// owned is a Store whose idle connections are closed with the driver.
+type owned struct{ *Store }
+
+// Close closes the idle connections.
+func (o owned) Close() error {
+	utilnet.CloseIdleConnectionsFor(o.client.Transport)
+	return nil
+}
+
+// The function open returns a driver for a kube:// URL.
+func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
+	if len(c.Nodes) != 1 {
+		return nil, invalid("nodes: want one node, not %d: %s", len(c.Nodes), form)
+	}
+	server, namespace, err := parse(c.Nodes[0])
+	if err != nil {
+		return nil, err
+	}
+
+	conf, err := config(server, c.Params)
+	if err != nil {
+		return nil, err
+	}
+	s, err := connect(conf, namespace)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.check(ctx); err != nil {
+		return nil, err
+	}
+	return caslock.NewDriver(ctx, owned{s})
+}
+
+var label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// parse returns the URL of the API server that a node names, which may be "", and the namespace.
+// Errors do not repeat the host, because there may be a password before it.
+func parse(node string) (server, namespace string, err error) {
+	scheme, rest, hasScheme := strings.Cut(node, "://")
+	if !hasScheme {
+		scheme = "https"
+		rest = node
+	}
+	host, namespace, _ := strings.Cut(rest, "/")
+	namespace = strings.TrimSuffix(namespace, "/")
+
+	u, err := url.Parse(scheme + "://" + host)
+	switch {
+	case scheme != "http" && scheme != "https":
+		return "", "", invalid("node: want %s", form)
+	case strings.Contains(host, "@"):
+		return "", "", invalid("node: the API server takes no user and password: " +
+			"write the token into a file, and add token_file=FILE")
+	case namespace == "":
+		return "", "", invalid("node: no namespace: want %s", form)
+	case !label.MatchString(namespace):
+		return "", "", invalid("node: the namespace %q has no valid name: want %s", namespace, form)
+	case host == "" && !hasScheme:
+		return "", namespace, nil
+	case err != nil || u.Hostname() == "":
+		return "", "", invalid("node: a host or a port is wrong: want %s", form)
+	}
+	return u.String(), namespace, nil
+}
+
+// config returns the settings for a server. If server is "", a kubeconfig or the pod names it.
+func config(server string, params map[string]string) (*rest.Config, error) {
+	for _, name := range hostParams {
+		if params[name] != "" && !strings.HasPrefix(server, "https:") {
+			return nil, invalid("parameter %s: that is for kube://HOST:PORT/NAMESPACE", name)
+		}
+	}
+	if server == "" {
+		return defaultConfig(params["context"])
+	}
+
+	if params["context"] != "" {
+		return nil, invalid("parameter context: that is for kube:///NAMESPACE")
+	}
+	// client-go reads the files later, and its errors do not name the parameter.
+	for _, name := range []string{"token_file", "ca", "cert", "key"} {
+		if file := params[name]; file != "" {
+			if _, err := os.ReadFile(file); err != nil {
+				return nil, invalid("parameter %s: %v", name, err)
+			}
+		}
+	}
+	return &rest.Config{
+		Host:            server,
+		BearerTokenFile: params["token_file"],
+		TLSClientConfig: rest.TLSClientConfig{
+			CAFile:     params["ca"],
+			CertFile:   params["cert"],
+			KeyFile:    params["key"],
+			ServerName: params["server_name"],
+		},
+	}, nil
+}
+
+// defaultConfig returns the settings of a context of the kubeconfig, or of the pod.
+func defaultConfig(contextName string) (*rest.Config, error) {
+	conf, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		clientcmd.NewDefaultClientConfigLoadingRules(),
+		&clientcmd.ConfigOverrides{CurrentContext: contextName},
+	).ClientConfig()
+	switch {
+	case clientcmd.IsEmptyConfig(err):
+		return nil, invalid("no kubeconfig, and this is no pod with a service account: " +
+			"set KUBECONFIG, or use kube://HOST:PORT/NAMESPACE?token_file=FILE&ca=FILE")
+	case err != nil:
+		text := strings.Join(strings.Fields(err.Error()), " ")
+		return nil, invalid("kubeconfig: %s: check KUBECONFIG, and kubectl config get-contexts", text)
+	}
+	return conf, nil
+}
+
+// connect returns a Store with the credentials of conf.
+func connect(conf *rest.Config, namespace string) (*Store, error) {
+	conf.UserAgent = "hasp"
+
+	// In HTTP/2, all calls share a connection. If it dies in silence, client-go needs 45 seconds to
+	// find out, and all terms end. In HTTP/1.1, a call that times out closes its connection, and the
+	// next call makes a new one.
+	conf.NextProtos = []string{"http/1.1"}
+
+	// client-go reads the file every minute. This wrapper also reads it after an answer 401.
+	if file := conf.BearerTokenFile; file != "" {
+		conf.BearerToken = ""
+		conf.BearerTokenFile = ""
+		tokens := transport.NewCachedFileTokenSource(file)
+		conf.Wrap(transport.ResettableTokenSourceWrapTransport(tokens))
+	}
+
+	// client-go shares the connections of all settings that it can compare, and it cannot compare
+	// functions. A driver needs its own connections: a shared one may have died in silence before.
+	if conf.Proxy == nil {
+		conf.Proxy = http.ProxyFromEnvironment // the default
+	}
+
+	client, err := rest.HTTPClientFor(conf)
+	if err != nil {
+		return nil, invalid("%v", err)
+	}
+	u, _, err := rest.DefaultServerUrlFor(conf)
+	if err != nil {
+		return nil, invalid("%v", err)
+	}
+	return New(client, u.String(), namespace), nil
+}
+
+// check checks the rights get and list, which caslock's probe does not need.
+func (s *Store) check(ctx context.Context) error {
+	if _, err := s.Get(ctx, "hasp-probe"); err != nil {
+		return err
+	}
+	_, _, err := s.Scan(ctx, "", 1)
+	return err
+}

@@ -1,0 +1,281 @@
+package k8slease_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/caslock/internal/fakekube"
+	"github.com/hasplock/hasp/caslock/k8slease"
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/testcert"
+)
+
+const secret = "s3cr3t-W0rd"
+
+// isClear fails the test unless err is one clear line: it contains all texts and no secret.
+func isClear(t *testing.T, err error, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Error("no error")
+		return
+	}
+	t.Log(err)
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("the error does not contain %q: %v", text, err)
+		}
+	}
+	if strings.ContainsAny(err.Error(), "\n\r\t") || strings.Contains(err.Error(), secret) {
+		t.Errorf("the error has several lines, or the secret: %q", err)
+	}
+}
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), name)
+	await.Must(t, os.WriteFile(file, []byte(text), 0o600))
+	return file
+}
+
+func TestBadURLs(t *testing.T) {
+	for _, tt := range []struct{ url, text string }{
+		{"kube://", "want one node, not 0: kube:///NAMESPACE"},
+		{"kube:///", "no namespace: want kube:///NAMESPACE"},
+		{"kube://host", "no namespace"},
+		{"kube://host:6443/", "no namespace"},
+		{"kube:///UPPER", `the namespace "UPPER" has no valid name`},
+		{"kube:///a/b", `the namespace "a/b" has no valid name`},
+		{"kube://host:port/ns", "a host or a port is wrong"},
+		{"kube+https:///ns", "a host or a port is wrong"},
+		{"kube+redis://host/ns", "want kube:///NAMESPACE"},
+		{"kube://user:" + secret + "@host/ns", "add token_file=FILE"},
+		{"kube:///ns?contxt=a", `unknown parameter "contxt" (kube knows ca, cert, context, key,`},
+		{"kube:///ns?token_file=x", "parameter token_file: that is for kube://HOST"},
+		{"kube+http://host/ns?token_file=x", "parameter token_file: that is for kube://HOST"},
+		{"kube://host/ns?context=x", "parameter context: that is for kube:///NAMESPACE"},
+		{"kube://host/ns?token_file=/no/such/file", "/no/such/file"},
+		{"kube://host/ns?ca=/no/such/file", "/no/such/file"},
+	} {
+		_, err := hasp.Open(t.Context(), tt.url, nil)
+		isClear(t, err, tt.text)
+		if !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", tt.url, err)
+		}
+	}
+}
+
+// kubeconfig returns the text of a kubeconfig with the contexts this and other.
+func kubeconfig(this, other string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: this
+clusters:
+- {name: this, cluster: {server: "%s"}}
+- {name: other, cluster: {server: "%s"}}
+contexts:
+- {name: this, context: {cluster: this, user: me}}
+- {name: other, context: {cluster: other, user: me}}
+users:
+- {name: me, user: {token: "%s"}}
+`, this, other, secret)
+}
+
+func TestKubeconfig(t *testing.T) {
+	s := &fakekube.Server{}
+	await.Must(t, s.Start(true))
+	defer s.Stop()
+	dead := "http://127.0.0.1:1"
+	live := "http://" + s.Addr
+
+	t.Setenv("KUBECONFIG", writeFile(t, "config", kubeconfig(live, dead)))
+	conf := hasp.Config{Strategy: "kube", Nodes: []string{"/default"}}
+	c := await.Value(conf.Open(t.Context(), nil))
+	l := await.Value(c.TryLock(t.Context(), "job"))
+	await.Must(t, l.Unlock(t.Context()))
+	await.Must(t, c.Close())
+
+	_, err := hasp.Open(t.Context(), "kube:///default?context=other", nil)
+	isClear(t, err, "127.0.0.1:1", "check host and port")
+	_, err = hasp.Open(t.Context(), "kube:///default?context=missing", nil)
+	isClear(t, err, `context "missing" does not exist`, "kubectl config get-contexts")
+
+	t.Setenv("KUBECONFIG", writeFile(t, "config", "]["))
+	_, err = hasp.Open(t.Context(), "kube:///default", nil)
+	isClear(t, err, "check KUBECONFIG")
+
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "missing"))
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	_, err = hasp.Open(t.Context(), "kube:///default", nil)
+	isClear(t, err, "no kubeconfig", "set KUBECONFIG")
+}
+
+// status is a handler that refuses requests for which the function is returns true. The fake
+// answers the others.
+func status(code int, message string, is func(r *http.Request) bool) http.Handler {
+	fake := &fakekube.Server{}
+	_ = fake.Start(true)
+	_ = fake.Stop() // only its handler is used
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !is(r) {
+			fake.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		fmt.Fprintf(w, `{"kind":"Status","message":%q,"details":{"causes":[{"field":"spec"}]}}`, message)
+	})
+}
+
+func isMethod(method string) func(r *http.Request) bool {
+	return func(r *http.Request) bool { return r.Method == method }
+}
+
+func isList(r *http.Request) bool {
+	return strings.HasSuffix(r.URL.Path, "/leases") && r.Method == "GET"
+}
+func isGet(r *http.Request) bool { return !isList(r) && r.Method == "GET" }
+
+func all(*http.Request) bool { return true }
+
+func openServer(t *testing.T, h http.Handler) error {
+	s := httptest.NewServer(h)
+	defer s.Close()
+	o := &hasp.Options{Timeout: 5 * time.Second}
+	c, err := hasp.Open(t.Context(), "kube+"+s.URL+"/default", o)
+	if err == nil {
+		_ = c.Close()
+	}
+	return err
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "<html>\nplease log in\n</html>")
+	})
+	for _, tt := range []struct {
+		handler http.Handler
+		texts   []string
+	}{
+		{status(401, "Unauthorized", all), []string{"401", "expired", "token_file"}},
+		{status(403, "no", isGet), []string{"lacks the verb get:", "Role", "namespace default"}},
+		{status(403, "no", isList), []string{"lacks the verb list:"}},
+		{status(403, "no", isMethod("POST")), []string{"lacks the verb create:"}},
+		{status(403, "no", isMethod("PATCH")), []string{"lacks the verb patch:"}},
+		{status(403, "no", isMethod("DELETE")), []string{"lacks the verb delete:"}},
+		{status(403, "it is being terminated", all), []string{"not being deleted"}},
+		{status(404, "namespaces not found", all), []string{"404", "check the namespace default"}},
+		{status(410, "too old", isList), []string{"410", "list again"}},
+		{status(415, "no", isMethod("PATCH")), []string{"415", "does not know patch", "1.14"}},
+		{status(422, "too long", isMethod("POST")), []string{"422", "too long", "use a shorter owner"}},
+		{status(429, "slow down", all), []string{"429", "overloaded"}},
+		{status(500, "a\nb", all), []string{"500: a b"}},
+		{page, []string{"200 OK", "no JSON", "no API server"}},
+	} {
+		isClear(t, openServer(t, tt.handler), tt.texts...)
+	}
+}
+
+func TestANamespaceThatDoesNotExist(t *testing.T) {
+	s := &fakekube.Server{}
+	await.Must(t, s.Start(true))
+	defer s.Stop()
+	_, err := hasp.Open(t.Context(), "kube+http://"+s.Addr+"/missing", nil)
+	isClear(t, err, "404", "check the namespace missing")
+}
+
+// After an answer 429, the Store waits as long as the server says and sends the request again. If
+// the caller's deadline is earlier, the Store returns at once.
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	var n atomic.Int32
+	pause := "1"
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if n.Add(1) == 1 {
+			w.Header().Set("Retry-After", pause)
+			w.WriteHeader(http.StatusTooManyRequests)
+			fmt.Fprint(w, "Too many requests, please try again later.")
+			return
+		}
+		fmt.Fprint(w, `{"metadata":{"uid":"u","resourceVersion":"1"}}`)
+	}))
+	defer s.Close()
+	store := k8slease.New(s.Client(), s.URL, "default")
+
+	start := time.Now()
+	e := await.Value(store.Get(t.Context(), "key"))
+	if took := time.Since(start); e.Version != "u/1" || took < time.Second {
+		t.Errorf("version %q after %v", e.Version, took)
+	}
+
+	n.Store(0)
+	pause = "300"
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := store.Get(ctx, "key")
+	if ctx.Err() != nil {
+		t.Error("the Store waited until the deadline")
+	}
+	isClear(t, err, "429", "try again later")
+}
+
+// tlsServer starts a server whose certificate is for 127.0.0.1 and name, and returns its file.
+func tlsServer(t *testing.T, name string, h http.Handler) (host, ca string) {
+	cert, key, err := testcert.Write(t.TempDir(), name)
+	await.Must(t, err)
+	s := &http.Server{Handler: h}
+	l := httptest.NewUnstartedServer(nil).Listener
+	go s.ServeTLS(l, cert, key)
+	t.Cleanup(func() { s.Close() })
+	return l.Addr().String(), cert
+}
+
+func TestCertificates(t *testing.T) {
+	t.Parallel()
+	host, ca := tlsServer(t, "api.example", status(0, "", func(*http.Request) bool { return false }))
+	file := url.QueryEscape(ca)
+	_, err := hasp.Open(t.Context(), "kube://"+host+"/default", nil)
+	isClear(t, err, "ca=FILE")
+	_, err = hasp.Open(t.Context(), "kube://"+host+"/default?server_name=other&ca="+file, nil)
+	isClear(t, err, "server_name=NAME")
+	_, err = hasp.Open(t.Context(), "kube+http://"+host+"/default", nil)
+	isClear(t, err, "https://")
+
+	c, err := hasp.Open(t.Context(), "kube://"+host+"/default?server_name=api.example&ca="+file, nil)
+	await.Must(t, err)
+	await.Must(t, c.Close())
+}
+
+// The kubelet replaces the token's file before the token expires. After the server has refused the
+// old token, the next call sends the new one.
+func TestTheTokenIsReadAgain(t *testing.T) {
+	t.Parallel()
+	var valid atomic.Value
+	valid.Store("Bearer first")
+	h := status(401, "Unauthorized", func(r *http.Request) bool {
+		return r.Header.Get("Authorization") != valid.Load()
+	})
+	host, ca := tlsServer(t, "api.example", h)
+	token := writeFile(t, "token", "first")
+	query := url.Values{"token_file": {token}, "ca": {ca}}.Encode()
+	c := await.Value(hasp.Open(t.Context(), "kube://"+host+"/default?"+query, nil))
+	defer c.Close()
+
+	await.Must(t, os.WriteFile(token, []byte("second"), 0o600))
+	valid.Store("Bearer second")
+	_, err := c.TryLock(t.Context(), "key")
+	isClear(t, err, "401", "expired")
+	l := await.Value(c.TryLock(t.Context(), "key"))
+	await.Must(t, l.Unlock(t.Context()))
+}
