@@ -49,12 +49,12 @@ race:
 # HASP_TEST_ETCD=FILE names another one. With RACE=-race they use the race detector. They mostly
 # wait, so two run at once.
 RACE ?=
-MODULES = pglock etcdlock caslock gocronhasp otelhasp cmd/hasp-all internal/integrations internal/browser
+MODULES = pglock etcdlock caslock caslock/s3kv caslock/natskv caslock/sqlkv caslock/sqlkv/sqlite caslock/k8slease gocronhasp otelhasp cmd/hasp-all internal/integrations internal/browser
 modules:
 	$(MAKE) -j2 $(MODULES)
 
 # caslock beside the leader election of client-go, on one Lease. It is not part of "make check",
-# because to compile and to vet client-go takes minutes.
+# because to compile and to vet all of client-go takes minutes.
 .PHONY: $(MODULES) caslock/internal/election
 $(MODULES) caslock/internal/election:
 	cd $@ && go mod tidy -diff && go vet ./... && $$(go -C $(CURDIR) tool -n staticcheck) ./... && \

@@ -279,11 +279,22 @@ func Strategies() []string {
 	return slices.Sorted(maps.Keys(registry.openers))
 }
 
-// ownStrategies are hasp's strategies. Each is the name of its package. etcdlock and pglock are
-// modules of their own.
-var ownStrategies = []string{
-	"etcdlock", "fairlock", "filelock", "memlock",
-	"pglock", "pubsublock", "redlock", "spinlock",
+// packages has the package of each of hasp's strategies, below the module's path. Those of stores
+// other than Redis are in modules of their own.
+var packages = map[string]string{
+	"etcdlock":   "etcdlock",
+	"fairlock":   "fairlock",
+	"filelock":   "filelock",
+	"kube":       "caslock/k8slease",
+	"memlock":    "memlock",
+	"mysql":      "caslock/sqlkv/mysql",
+	"nats":       "caslock/natskv",
+	"pglock":     "pglock",
+	"pubsublock": "pubsublock",
+	"redlock":    "redlock",
+	"s3":         "caslock/s3kv",
+	"spinlock":   "spinlock",
+	"sqlite":     "caslock/sqlkv/sqlite",
 }
 
 // lookup returns the opener of a strategy. If there is none, the error says which import or change
@@ -317,8 +328,10 @@ func lookup(strategy string) (opener, error) {
 		hint = fmt.Sprintf("%s is a transport, which follows the strategy, "+
 			"as in spinlock+%[1]s://… (fairlock, pubsublock, redlock and spinlock take one)",
 			strategy)
-	case slices.Contains(ownStrategies, strategy):
-		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+strategy)
+	case strategy == "mariadb":
+		hint = "MariaDB is reached as mysql://…"
+	case packages[strategy] != "":
+		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+packages[strategy])
 	}
 	if strings.ContainsAny(strategy, "@:/") {
 		// Do not show the name, because it may be a URL with a password.

@@ -10,6 +10,7 @@ import (
 	"iter"
 	mathrand "math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hasplock/hasp"
@@ -106,6 +107,11 @@ func (d *driver) Close() error {
 // Acquire does not wait for the key. Its Put names the version that it has seen, so only one Put
 // for each version succeeds. If the last view shows a free key, Acquire makes no Get.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if strings.HasPrefix(c.Key, probePrefix) {
+		return backend.Grant{}, fmt.Errorf("%w: keys that begin with %s are caslock's own",
+			backend.ErrInvalid, probePrefix)
+	}
+
 	v := d.records.views.last(c.Key)
 	if v != nil && len(v.live(time.Now())) > 0 {
 		v = nil

@@ -18,7 +18,7 @@ import (
 // which a sweep relies on. The values are records, so a sweep removes one that is left after a lost
 // reply.
 func probe(ctx context.Context, store Store) (deletes bool, err error) {
-	key := "caslock-probe-" + rand.Text()
+	key := probePrefix + rand.Text()
 	r := record{Key: []byte(key), Write: uint64(time.Now().UnixMicro())}
 
 	// Open the connections, so that the writers below meet.
@@ -42,6 +42,10 @@ func probe(ctx context.Context, store Store) (deletes bool, err error) {
 	}
 	return true, store.Delete(ctx, key, versions[3])
 }
+
+// probePrefix begins the keys of probes. Acquire refuses such keys, so a store may treat their names
+// in another way: each belongs to one driver, for the time of its probe.
+const probePrefix = "caslock-probe-"
 
 // probeWriters is how many writers of a race expect the version that the store has.
 const probeWriters = 8

@@ -16,7 +16,7 @@ import (
 // all tombs have the same one: it means that the name is absent, as If-None-Match does.
 func isTomb(e caslock.Entry) bool { return e.Version != "" && len(e.Value) == 0 }
 
-// probePrefix begins the names that only one driver uses, once.
+// probePrefix begins the names that only one driver uses, once: package caslock refuses such keys.
 const probePrefix = "caslock-probe-"
 
 // Delete deletes the object of name if it has this ETag. If the store has no DELETE that can do so,

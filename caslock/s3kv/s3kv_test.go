@@ -59,9 +59,6 @@ func TestConformance(t *testing.T) {
 				Open: func(ctx context.Context, addr string) (backend.Driver, error) {
 					return open(ctx, addr, "clock="+strconv.FormatBool(clock))
 				},
-				Cannot: map[string]string{
-					"keys-long": "versitygw has a file for each object, whose name is too long",
-				},
 				Only: func(clause string) bool { return !clock || onTerms.MatchString(clause) },
 				Link: func(_ context.Context, addr string) (*conformance.Link, error) {
 					return conformance.TCP(addr)

@@ -72,15 +72,19 @@ func dsn(addr string) string { return "root@tcp(" + addr + ")/test?timeout=3s" }
 func (m *mariadb) start(ctx context.Context) (err error) {
 	data := filepath.Join(m.dir, "data")
 	if _, err := os.Stat(data); err != nil {
-		out, err := exec.CommandContext(ctx, "mariadb-install-db", "--no-defaults", "--user=root", "--datadir="+data,
-			"--auth-root-authentication-method=normal", "--innodb-log-file-size=8M").CombinedOutput()
+		// Servers that share a directory for temporary tables remove each other's.
+		out, err := exec.CommandContext(ctx, "mariadb-install-db", "--no-defaults", "--user=root",
+			"--datadir="+data, "--tmpdir="+m.dir, "--auth-root-authentication-method=normal",
+			"--innodb-log-file-size=8M").CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 	}
 	port := strings.TrimPrefix(m.addr, "127.0.0.1:")
-	m.cmd = exec.Command("mariadbd", "--no-defaults", "--user=root", "--datadir="+data, "--bind-address=127.0.0.1", "--port="+port,
-		"--socket="+filepath.Join(m.dir, "sock"), "--innodb-log-file-size=8M", "--max-connections=1000", "--skip-name-resolve")
+	m.cmd = exec.Command("mariadbd", "--no-defaults", "--user=root", "--datadir="+data,
+		"--tmpdir="+m.dir, "--bind-address=127.0.0.1", "--port="+port,
+		"--socket="+filepath.Join(m.dir, "sock"), "--innodb-log-file-size=8M",
+		"--max-connections=1000", "--skip-name-resolve")
 	if m.ended, err = crew.StartServer(m.cmd); err != nil {
 		return err
 	}

@@ -58,6 +58,8 @@ func TestOnEtcd(t *testing.T) {
 	holds(t, "etcdlock", "etcdlock+etcd://"+etcdtest.Start(t, 1)[0].Client)
 }
 
+func TestOnSQLite(t *testing.T) { holds(t, "sqlite", "sqlite://"+t.TempDir()+"/locks.db") }
+
 // holds holds a lock in this process, and checks that commands show it.
 func holds(t *testing.T, strategy, url string) {
 	config := await.Value(hasp.ParseURL(url))
