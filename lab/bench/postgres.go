@@ -16,36 +16,39 @@ func openPglock(ctx context.Context, s stores, term time.Duration) (locker, erro
 	return openURL(ctx, "pglock+"+s.Postgres, term)
 }
 
-// advisory locks by PostgreSQL's own advisory locks. Each caller needs a session of its own.
-type advisory struct {
-	locker // nil, because no caller uses it
-	url    string
+// session is a session of PostgreSQL's own advisory locks. Each caller needs one of its own.
+type session struct {
+	url  string
+	conn *pgx.Conn // nil before the first lock, and closed after a lock whose context has ended
 }
 
 func openAdvisory(_ context.Context, s stores, _ time.Duration) (locker, error) {
-	return advisory{url: s.Postgres}, nil
+	return &session{url: s.Postgres}, nil
 }
 
-func (a advisory) caller(ctx context.Context) (locker, error) {
-	conn, err := pgx.Connect(ctx, a.url)
-	return session{conn}, err
-}
+func (s *session) caller(context.Context) (locker, error) { return &session{url: s.url}, nil }
 
-func (advisory) close() {}
-
-// session is one session of advisory locks.
-type session struct{ conn *pgx.Conn }
-
-func (s session) lock(ctx context.Context, key string) (held, error) {
+func (s *session) lock(ctx context.Context, key string) (held, error) {
+	if s.conn == nil || s.conn.IsClosed() {
+		conn, err := pgx.Connect(ctx, s.url)
+		if err != nil {
+			return nil, err
+		}
+		s.conn = conn
+	}
 	_, err := s.conn.Exec(ctx, "SELECT pg_advisory_lock(hashtext($1))", key)
-	return advisoryHold{s, key}, err
+	return advisoryHold{s.conn, key}, err
 }
 
-func (s session) close() { s.conn.Close(context.Background()) }
+func (s *session) close() {
+	if s.conn != nil {
+		s.conn.Close(context.Background())
+	}
+}
 
 type advisoryHold struct {
-	session
-	key string
+	conn *pgx.Conn
+	key  string
 }
 
 func (h advisoryHold) Unlock(ctx context.Context) error {
