@@ -321,8 +321,7 @@ type member struct {
 	begun    atomic.Int32 // how many connections the client has made
 	over     atomic.Bool  // the connection has ended, or another one has begun
 
-	mu      sync.Mutex // guards the fields below
-	pipes   [2]*pipe   // the streams of keep-alives; nil before the first keep-alive
+	mu      sync.Mutex // guards the field watches
 	watches *watches   // nil before the first watch
 }
 

@@ -25,8 +25,8 @@
 // together in the next one, and so do their unlocks. If the driver has no fresh lease left from an
 // earlier hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one
 // call. A waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes
-// a message on streams that all renewals share. One read serves the renewals of up to 100 holds.
-// docs/etcdlock.md lists the cost of all calls.
+// a keep-alive, and one read serves the renewals of up to 100 holds. docs/etcdlock.md lists the cost
+// of all calls.
 //
 // # URL
 //
@@ -65,7 +65,7 @@ import (
 )
 
 // Read the files in this order: this one, entry.go, hold.go, gather.go, token.go, lease.go, wait.go,
-// watch.go, cluster.go, stream.go, beat.go. docs/etcdlock.md says why the protocol is safe.
+// watch.go, cluster.go, user.go, beat.go. docs/etcdlock.md says why the protocol is safe.
 
 // etcd counts terms in whole seconds. The shortest term is one and a half times its election
 // timeout, rounded up, which is 2 s by default. maxTTL is the longest term that etcd grants.

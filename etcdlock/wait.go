@@ -390,8 +390,7 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 	h := w.d.newHold(w.c, w.entry, l)
 	term := min(w.c.TTL, l.term())
 	if term < w.c.TTL && !w.c.Renewed {
-		// Set h.ended, so that both leases end if the outcome is unknown. Then the Wait fails.
-		h.ended = true
+		h.waits = true
 		g, err = w.d.move(within, w.c, h, w.entry)
 		return g, err == nil || !unchanged(err), err
 	}

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -9,12 +10,15 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// watches are the watches of one member, which share a stream. When the stream ends, they end.
+// watches are the watches of one member, which share a stream. The stream stays open as long as the
+// member is in use, or until its auth token has expired. When the stream ends, the watches end.
 type watches struct {
 	opened time.Time
+	end    context.CancelFunc // ends the stream
+	more   chan struct{}      // signals that out has grown; has room for one signal
 
-	mu     sync.Mutex // guards the fields below
-	stream *stream[pb.WatchRequest, pb.WatchResponse]
+	mu     sync.Mutex         // guards the fields below
+	out    []*pb.WatchRequest // the requests that are not sent yet
 	byID   map[int64]*watch
 	idle   map[string]*watch // the watches that no waiter uses, by their names
 	last   int64             // the ID of the newest watch
@@ -67,7 +71,7 @@ func (m *member) watch(name string, from int64, wake chan<- struct{}) *watch {
 		Filters:       []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT},
 	}
 	request := &pb.WatchRequest_CreateRequest{CreateRequest: create}
-	ws.stream.send(&pb.WatchRequest{RequestUnion: request})
+	ws.sendLocked(&pb.WatchRequest{RequestUnion: request})
 	return w
 }
 
@@ -80,13 +84,66 @@ func (m *member) currentWatches() *watches {
 	if old != nil && !old.isReplaceable() {
 		return old
 	}
-	ws := &watches{opened: time.Now(), byID: map[int64]*watch{}, idle: map[string]*watch{}}
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	open := pb.NewWatchClient(m.client.ActiveConnection()).Watch
-	ws.stream = openStream(m, open, ws.answer, func(error) { ws.fail() })
+	ctx, end := context.WithCancel(m.client.Ctx())
+	ws := &watches{
+		opened: time.Now(),
+		end:    end,
+		more:   make(chan struct{}, 1),
+		byID:   map[int64]*watch{},
+		idle:   map[string]*watch{},
+	}
 	m.watches = ws
+	// A goroutine opens the stream. If the call of a waiter opened it, the end of the call would end it.
+	m.cluster.spawn(func() {
+		defer ws.fail()
+		ws.run(ctx, pb.NewWatchClient(m.client.ActiveConnection()))
+	})
 	return ws
+}
+
+// run passes on requests and answers until the stream ends.
+func (ws *watches) run(ctx context.Context, client pb.WatchClient) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer ws.end()
+	stream, err := client.Watch(ctx)
+	if err != nil {
+		return
+	}
+	wg.Go(func() { ws.write(ctx, stream) })
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			return
+		}
+		ws.answer(r)
+	}
+}
+
+// The method write sends the requests. If Send fails, Recv returns the reason.
+func (ws *watches) write(ctx context.Context, stream pb.Watch_WatchClient) {
+	for {
+		select {
+		case <-ws.more:
+		case <-ctx.Done():
+			return
+		}
+		ws.mu.Lock()
+		out := ws.out
+		ws.out = nil
+		ws.mu.Unlock()
+		for _, r := range out {
+			if stream.Send(r) != nil {
+				return
+			}
+		}
+	}
+}
+
+// sendLocked sends a request. It never blocks. If the stream has ended, nothing is sent.
+func (ws *watches) sendLocked(r *pb.WatchRequest) {
+	ws.out = append(ws.out, r)
+	signal(ws.more)
 }
 
 func (ws *watches) isReplaceable() bool {
@@ -101,7 +158,7 @@ func (ws *watches) answer(r *pb.WatchResponse) {
 	defer ws.mu.Unlock()
 	if r.Created && r.Canceled {
 		// etcd refuses each watch on this stream if the auth token of the stream has expired.
-		ws.stream.end()
+		ws.end()
 		return
 	}
 	w := ws.byID[r.WatchId]
@@ -163,7 +220,7 @@ func (ws *watches) cancelLocked(w *watch) {
 	delete(ws.byID, w.id)
 	cancel := &pb.WatchCancelRequest{WatchId: w.id}
 	request := &pb.WatchRequest_CancelRequest{CancelRequest: cancel}
-	ws.stream.send(&pb.WatchRequest{RequestUnion: request})
+	ws.sendLocked(&pb.WatchRequest{RequestUnion: request})
 }
 
 // pruneWatches cancels the watches that no waiter has used for a while.
@@ -184,10 +241,10 @@ func (m *member) pruneWatches() {
 	}
 }
 
-// signal wakes a waiter. The channel has room for one signal.
-func signal(wake chan<- struct{}) {
+// signal sends a signal on a channel that has room for one.
+func signal(c chan<- struct{}) {
 	select {
-	case wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
