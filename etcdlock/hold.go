@@ -21,10 +21,14 @@ type hold struct {
 	entry   *mvccpb.KeyValue // the entry as this driver has written it
 	lease   *lease
 	granted time.Time
-	waits   bool // the Wait has not ended, so this is not a hold yet
 
-	// True if the hold is released, lost or maybe moved. Then the entry is found by its token.
+	// True if the hold is released, lost or maybe moved. The call that sets this flag ends or reuses
+	// the lease.
 	over atomic.Bool
+
+	mu     sync.Mutex // guards others and ended
+	others []*lease   // leases that the entry may be under, after moves of unknown outcome
+	ended  bool       // true if the entry is gone
 }
 
 func (d *driver) newHold(c backend.Claim, entry *mvccpb.KeyValue, l *lease) *hold {
@@ -270,7 +274,7 @@ func (r *renewal) outcome() error {
 }
 
 // The method abandon ends the lease of h, because the entry of h is not under that lease any more.
-// It does nothing if h.over is set, because another call may reuse the lease then.
+// It does nothing if another call has set h.over.
 func (h *hold) abandon() {
 	if !h.over.Swap(true) {
 		h.d.bury(h.lease)
@@ -293,6 +297,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	// Because h.over is true now, no other call ends the lease or gives the lease back to the pool.
 	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
+		h.settle(true) // a move may have begun meanwhile
 		d.pool.give(h.lease)
 		return nil
 	}

@@ -30,8 +30,7 @@ func nothingLeft(t *testing.T, at string) {
 
 // TestLostCalls loses a call, which may still arrive, or its reply. Or etcd answers that it has no
 // space, to a call that it has refused, or carried out. The lease whose put has no known outcome is
-// never used again. A hold goes on until its release, and then nothing is left. After a move of
-// unknown outcome, one of both leases ends by itself.
+// never used again. A hold goes on until its release, and then nothing is left.
 func TestLostCalls(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)[0]
@@ -58,16 +57,15 @@ func TestLostCalls(t *testing.T) {
 		then         op
 		renewed      bool // Claim.Renewed
 		moves        bool // the call moves the hold to a lease of the whole term
-		ttl          time.Duration
 	}{
-		{"lease", nothing, lock, "LeaseGrant", 1, false, nothing, false, false, 5 * time.Minute},
-		{"acquire", nothing, lock, "Txn", 1, false, nothing, false, false, 5 * time.Minute},
-		{"release", lock, unlock, "Txn", 1, false, nothing, false, false, 5 * time.Minute},
-		{"place in the queue", nothing, wait, "Txn", 1, true, nothing, true, false, 5 * time.Minute},         // the Wait repeats it
-		{"lease at the grant", nothing, wait, "LeaseGrant", 2, true, nothing, false, false, 5 * time.Minute}, // the Wait repeats this as well
-		{"move at the grant", nothing, wait, "Txn", 2, false, nothing, false, true, 5 * time.Minute},
-		{"first renewal", wait, prolong, "Txn", 1, true, nothing, true, true, 7 * time.Second},
-		{"first renewal, and then the next", wait, prolong, "Txn", 1, true, prolong, true, true, 7 * time.Second},
+		{"lease", nothing, lock, "LeaseGrant", 1, false, nothing, false, false},
+		{"acquire", nothing, lock, "Txn", 1, false, nothing, false, false},
+		{"release", lock, unlock, "Txn", 1, false, nothing, false, false},
+		{"place in the queue", nothing, wait, "Txn", 1, true, nothing, true, false},         // the Wait repeats it
+		{"lease at the grant", nothing, wait, "LeaseGrant", 2, true, nothing, false, false}, // the Wait repeats this as well
+		{"move at the grant", nothing, wait, "Txn", 2, false, nothing, false, true},
+		{"first renewal", wait, prolong, "Txn", 1, true, nothing, true, true},
+		{"first renewal, and then the next", wait, prolong, "Txn", 1, true, prolong, true, true},
 	} {
 		for what, answer := range map[string]error{"request": lost, "reply": lost,
 			"request, no space": rpctypes.ErrGRPCNoSpace, "reply, no space": rpctypes.ErrGRPCNoSpace} {
@@ -76,7 +74,7 @@ func TestLostCalls(t *testing.T) {
 				d, m := openMeddled(t, s.Client, nil)
 				request := strings.HasPrefix(what, "request")
 				known := tt.moves && answer != lost // a read shows whether etcd has moved the hold
-				c := claimFor(t.Name(), tt.ttl)
+				c := claimFor(t.Name(), 5*time.Minute)
 				c.Renewed = tt.renewed
 				await.Must(t, tt.before(d, &c))
 				var calls atomic.Int32

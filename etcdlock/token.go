@@ -37,7 +37,7 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 		g, err := d.move(ctx, c, h, kv)
 		switch {
 		case errors.Is(err, errGone) && known:
-			h.abandon()
+			h.doubt(h.lease)
 		case errors.Is(err, errGone): // try again, because the entry has changed since it was read
 		case errors.Is(err, errNoSpace) && known:
 			// Renew the present lease, because etcd has no space to move the hold to another one.
@@ -82,26 +82,53 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	case err != nil && unchanged(err):
 		d.pool.give(l)
 		return backend.Grant{}, err
-	case err != nil && h != nil:
-		// The entry may be under either lease. So both stay, and the next call finds the entry by its
-		// token. That call makes a put that arrives late fail, because the entry has changed then.
-		h.over.Store(true)
-		if h.waits {
-			d.bury(l) // the Wait fails, and ends the other lease
-		}
-		return backend.Grant{}, err
 	case err != nil:
-		return backend.Grant{}, err // the new lease serves the hold, or ends by itself
+		h.doubt(l)
+		return backend.Grant{}, err
 	}
 
 	// End the old lease, which must not be reused because its number is in the entry's name.
-	d.bury(d.foreign(kv.Lease))
-	if h != nil {
-		h.over.Store(true)
+	if h == nil || kv.Lease != h.lease.id {
+		d.bury(d.foreign(kv.Lease))
 	}
+	h.settle(false)
 	n := d.newHold(c, moved, l)
 	n.granted = granted
 	return n.grant(c, c.TTL), nil
+}
+
+// The method doubt records that h's entry may be under h.lease or the argument other. Unless h has
+// ended, both leases live on. The next renewal or release changes the entry and calls settle.
+func (h *hold) doubt(other *lease) {
+	if h == nil {
+		return // the new lease serves the hold, or ends by itself
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.over.Store(true) // under mu, so that settle either ends h.lease, or finds it in others
+	switch {
+	case !h.ended:
+		h.others = append(h.others, h.lease, other)
+	case other != h.lease: // because a Release may have given h.lease back to the pool, another hold may use it
+		h.d.bury(other)
+	}
+}
+
+// The method settle ends the leases that the hold h does not use any more; h may be nil. It is
+// called after the entry was moved to another lease, or removed. Therefore a late put of h has no
+// effect, because the put's lease has ended, or the entry has changed.
+func (h *hold) settle(ended bool) {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.abandon()
+	for _, l := range h.others {
+		h.d.bury(l)
+	}
+	h.others = nil
+	h.ended = h.ended || ended
 }
 
 // rewrite puts an entry again, with another value and another lease, and returns the new entry. The
@@ -222,9 +249,8 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 		default:
 			err = d.evict(ctx, kv)
 		}
-		ended := err == nil || errors.Is(err, backend.ErrLost)
-		if h := d.ownHold(c); h != nil && ended {
-			h.abandon()
+		if err == nil || errors.Is(err, backend.ErrLost) {
+			d.ownHold(c).settle(true) // does nothing if another driver made the hold
 		}
 		if !errors.Is(err, errGone) {
 			return err

@@ -390,7 +390,8 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 	h := w.d.newHold(w.c, w.entry, l)
 	term := min(w.c.TTL, l.term())
 	if term < w.c.TTL && !w.c.Renewed {
-		h.waits = true
+		// Set h.ended, so that both leases end if the outcome is unknown. Then the Wait fails.
+		h.ended = true
 		g, err = w.d.move(within, w.c, h, w.entry)
 		return g, err == nil || !unchanged(err), err
 	}
