@@ -86,3 +86,13 @@ func (d *driver) LockTimeout(ctx context.Context, most time.Duration) (string, e
 	err := d.query(ctx, "SELECT $1::text", func(_ int, rows pgx.Rows) error { return rows.Scan(&ms) }, lockWait(most))
 	return ms, err
 }
+
+// Vouches reports whether a connection that was idle for some time needs no check, if the session
+// and the last message of the listener have these ages.
+func Vouches(session, message, idle time.Duration) bool {
+	l := &listener{since: time.Now().Add(-session), message: time.Now().Add(-message)}
+	if session == 0 {
+		l.since = time.Time{}
+	}
+	return l.vouches(idle)
+}

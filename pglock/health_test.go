@@ -13,6 +13,7 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/pgtest"
+	"github.com/hasplock/hasp/pglock"
 )
 
 // Connections that went silent cost the calls under way their time, and no later call. Silent
@@ -116,4 +117,23 @@ func TestFirstStatementOverASlowLink(t *testing.T) {
 		_, err := d.Inspect(ctx, "key")
 		return err == nil
 	})
+}
+
+// A message shows that connections live which are younger than its session, or were used since.
+func TestAMessageVouchesForConnections(t *testing.T) {
+	t.Parallel()
+	const long = time.Hour
+	for _, tt := range []struct {
+		session, message, idle time.Duration // 0 if there is no session
+		want                   bool
+	}{
+		{session: long, message: 0, idle: time.Minute, want: true},
+		{session: time.Minute, message: 0, idle: long, want: false},
+		{session: long, message: time.Second, idle: time.Minute, want: false},
+		{session: 0, message: 0, idle: time.Minute, want: false},
+	} {
+		if got := pglock.Vouches(tt.session, tt.message, tt.idle); got != tt.want {
+			t.Errorf("session %v, message %v, idle %v: %v", tt.session, tt.message, tt.idle, got)
+		}
+	}
 }

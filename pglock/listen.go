@@ -57,6 +57,7 @@ type listener struct {
 	purged  time.Time // when waiters without callers were last removed
 	last    time.Time // when a wait last began or ended
 	since   time.Time // when the present session began to listen; zero if there is none
+	message time.Time // when the last message came
 	running bool
 	deaf    bool               // the last attempt to listen failed, so waiting callers poll
 	hangUp  context.CancelFunc // ends the present session; nil before the first session
@@ -250,11 +251,20 @@ func (l *listener) wake(message string) {
 	number, _ := strconv.ParseInt(message, 10, 64)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.message = time.Now()
 	for _, w := range l.waits {
 		if w.number == number {
 			w.wakeLocked()
 		}
 	}
+}
+
+// vouches reports whether a message has just come on a session that is older than the time of idling
+// of another connection. Then the server has not ended its connections in that time.
+func (l *listener) vouches(idle time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.since.IsZero() && time.Since(l.since) > idle && time.Since(l.message) < checkIdle
 }
 
 // The method set records whether the listener is deaf. If so, it closes the channels of all

@@ -50,13 +50,14 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	}
 
 	cfg.ConnConfig.Tracer = tracer
+	var d *driver
 	cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
 		// Use CheckConn, which takes a millisecond and no round trip. It notices that the server
 		// has ended the connection. It is deprecated because it does not notice that a server has
-		// stopped answering.
-		return p.IdleDuration > checkIdle && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
+		// stopped answering. The millisecond would be lost at each hand-over of a busy key.
+		isKnown := p.IdleDuration <= checkIdle || d.listener.vouches(p.IdleDuration)
+		return !isKnown && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}
-	var d *driver
 	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
 		withoutCancels(cc, func() bool { return d.bouncer.Load() })
 		return nil
