@@ -39,6 +39,7 @@ func (b beat) outcome(l *lease, r txnAnswer) error {
 	case b.ttl <= 0, b.m != r.m, b.term != r.Header.RaftTerm:
 		return errDoubtful
 	}
+
 	l.beganAt(b.began)
 	return nil
 }
@@ -51,6 +52,7 @@ func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 	case <-ctx.Done():
 		return beat{err: ctx.Err()}
 	}
+
 	b, err := call(ctx, c, func(m *member) (beat, error) { return m.beat(ctx, lease) })
 	b.err = err
 	return b

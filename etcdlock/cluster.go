@@ -82,6 +82,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			c.answered(m, err) // etcd may refuse the password now
 			notSent = true
 		}
+
 		if try == 0 && notSent && ctx.Err() == nil {
 			continue
 		}
@@ -111,6 +112,7 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 			defer c.mu.Unlock()
 			return nil, c.err
 		}
+
 		done := c.searchLocked()
 		c.mu.Unlock()
 		select {
@@ -221,6 +223,7 @@ func (c *cluster) searchLocked() <-chan struct{} {
 		if m == old {
 			return // if the connection has failed meanwhile, the driver has given up this member
 		}
+
 		// If the connection has ended already, lose has not seen m as the member in use.
 		if m.over.Load() {
 			c.wg.Go(m.close)
@@ -231,6 +234,7 @@ func (c *cluster) searchLocked() <-chan struct{} {
 		}
 		c.current = m
 	})
+
 	return done
 }
 
@@ -264,12 +268,14 @@ func (c *cluster) find(old *member) (*member, error) {
 					err = ctx.Err() // another member was faster
 				}
 			}
+
 			if m != nil {
 				m.close()
 			}
 			failed <- explain(c.ctx, endpoint, err)
 		})
 	}
+
 	var first error
 	for range c.all {
 		select {
@@ -283,6 +289,7 @@ func (c *cluster) find(old *member) (*member, error) {
 			return nil, cmp.Or(first, explain(c.ctx, c.all[0], ctx.Err()))
 		}
 	}
+
 	return nil, first
 }
 
@@ -336,6 +343,7 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 		}
 		conf.TLS = config
 	}
+
 	conf.Endpoints = []string{endpoint}
 	m := &member{endpoint: endpoint, cluster: c}
 	conf.DialOptions = append(slices.Clip(conf.DialOptions), grpc.WithStatsHandler(m))
@@ -359,6 +367,7 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 			return nil, err
 		}
 	}
+
 	return m, nil
 }
 

@@ -130,6 +130,7 @@ func explain(ctx context.Context, endpoint string, err error) error {
 	case strings.Contains(text, "error reading server preface"):
 		hint = "it is no etcd, or wants TLS: check the port, or use etcds://"
 	}
+
 	if text = plain(text); hint != "" {
 		text += " (" + hint + ")"
 	}
@@ -143,6 +144,7 @@ func plain(text string) string {
 			text = text[i+len(before):]
 		}
 	}
+
 	return strings.TrimPrefix(strings.Trim(text, `"`), "etcdserver: ")
 }
 

@@ -188,6 +188,7 @@ func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, e
 		burials: make(chan struct{}, maxAtOnce),
 		waiters: map[*waiter]bool{},
 	}
+
 	d.changes.d = d
 	d.pool = pool{d: d, idle: map[int64][]*lease{}}
 	conf.Context, d.cancel = context.WithCancel(context.Background())
@@ -200,6 +201,7 @@ func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, e
 		beats: make(chan struct{}, maxBeats),
 		ctx:   conf.Context,
 	}
+
 	d.cluster.spawn(d.tick)
 	return d, nil
 }
@@ -275,6 +277,7 @@ func (d *driver) check(ctx context.Context, c backend.Claim) error {
 	case c.TTL > maxTTL:
 		return fmt.Errorf("%w: ttl %v is above %v", backend.ErrInvalid, c.TTL, maxTTL)
 	}
+
 	return d.checkKey(ctx, c.Key)
 }
 

@@ -125,6 +125,7 @@ func (g *gather) next() (batch []*change) {
 			batch = append(batch, c)
 		}
 	}
+
 	g.waiting = rest
 	if len(batch) == 0 {
 		g.flights--
@@ -158,12 +159,14 @@ func (g *gather) send(batch []*change) {
 		wg.Wait()
 		return
 	}
+
 	for i, c := range batch {
 		if c.err = err; err == nil {
 			part := r.Responses[i].GetResponseTxn()
 			part.Header = r.Header // etcd leaves most of the part's own header empty
 			c.answer = txnAnswer{(*clientv3.TxnResponse)(part), r.m}
 		}
+
 		close(c.done)
 	}
 }
@@ -179,5 +182,6 @@ func deadline(batch []*change) (last time.Time) {
 			last = end
 		}
 	}
+
 	return last
 }

@@ -72,6 +72,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	case <-ctx.Done():
 		return backend.Grant{}, &noChange{ctx.Err()}
 	}
+
 	for {
 		called := d.clock.now()
 		l, err := d.pool.take(ctx, seconds(c.TTL), called)
@@ -82,6 +83,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		if !errors.Is(err, errGone) {
 			return g, err
 		}
+
 		// Try again without the pooled leases, because they may have ended as well.
 		d.pool.prune(0)
 	}
@@ -114,12 +116,14 @@ func (d *driver) acquire(
 		then:      []clientv3.Op{put(string(entry.Key), entry.Value, l.id)},
 		otherwise: []clientv3.Op{clientv3.OpGet(queueOf(c.Key), clientv3.WithFirstCreate()...)},
 	})
+
 	var late error
 	if renewed != nil {
 		if b := <-renewed; err == nil {
 			late = b.outcome(l, r)
 		}
 	}
+
 	isUnknown := err != nil && !unchanged(err)
 	isDoubtful := err == nil && r.Succeeded && late != nil
 	switch {
@@ -136,6 +140,7 @@ func (d *driver) acquire(
 		d.pool.give(l)
 		return backend.Grant{}, refusal(r.Responses[0].GetResponseRange().Kvs)
 	}
+
 	entry.CreateRevision = r.Header.Revision
 	entry.ModRevision = r.Header.Revision
 	return d.newHold(c, entry, l).grant(c, c.TTL), nil
@@ -166,6 +171,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 			open = append(open, &renewal{i: i, h: h})
 		}
 	}
+
 	d.prove(ctx, open, func(r *renewal, err error) {
 		if errors.Is(err, errGone) {
 			others = append(others, r.i)
@@ -249,6 +255,7 @@ func (d *driver) read(ctx context.Context, open []*renewal) {
 			}
 		})
 	}
+
 	wg.Wait()
 }
 
@@ -301,6 +308,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		d.pool.give(h.lease)
 		return nil
 	}
+
 	d.bury(h.lease)
 	if errors.Is(err, errGone) {
 		return d.releaseByToken(ctx, c) // the entry was moved to another lease, or removed

@@ -50,6 +50,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 			kvs, err = d.entries(ctx, key)
 		}
 	}
+
 	return err
 }
 
@@ -84,6 +85,7 @@ func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
 			})
 		}
 	}
+
 	wg.Wait()
 	return failed
 }
@@ -111,6 +113,7 @@ func (l *listed) status() (st backend.Status) {
 			st.Owner, st.Since = r.owner, r.since
 		}
 	}
+
 	for _, kv := range l.kvs[holders(l.kvs):] {
 		r, _ := parseRecord(kv.Value)
 		st.Waiters = append(st.Waiters, r.owner)
@@ -134,6 +137,7 @@ func (d *driver) List(
 			case isContextEnd(err):
 				err = errNoAnswer // the timeout has passed, but the caller's context has not ended
 			}
+
 			if err != nil {
 				yield(backend.Entry{}, err)
 				return
@@ -145,6 +149,7 @@ func (d *driver) List(
 					return
 				}
 			}
+
 			from = next
 		}
 	}
@@ -172,6 +177,7 @@ func (d *driver) page(
 		l := &page[len(page)-1]
 		l.kvs = append(l.kvs, kv)
 	}
+
 	for _, l := range page {
 		slices.SortFunc(l.kvs, byAge)
 	}
@@ -187,5 +193,6 @@ func (d *driver) page(
 			next = max(next, clientv3.GetPrefixRangeEnd(queueOf(last.key)))
 		}
 	}
+
 	return page, next, d.terms(ctx, page)
 }

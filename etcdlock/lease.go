@@ -101,6 +101,7 @@ func (p *pool) reuse(secs int64, now time.Duration) *lease {
 		}
 		p.d.bury(l)
 	}
+
 	return nil
 }
 
@@ -118,6 +119,7 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 		}
 		return nil, err
 	}
+
 	l.ttl = r.TTL
 	return l, nil
 }
@@ -171,6 +173,7 @@ func (d *driver) end(l *lease) bool {
 	case <-d.cluster.ctx.Done():
 		return true
 	}
+
 	ctx, cancel := context.WithTimeout(d.cluster.ctx, revokeTime)
 	defer cancel()
 	err := d.revoke(ctx, l.id)

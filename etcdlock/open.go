@@ -44,6 +44,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 				text, minTTL, defaultWindow)
 		}
 	}
+
 	if len(c.Nodes) != 1 {
 		return nil, invalid("nodes: want one node with all members, not %d: %s", len(c.Nodes), form)
 	}
@@ -74,6 +75,7 @@ func (d *driver) probe(ctx context.Context) error {
 		case is(err, rpctypes.ErrPermissionDenied):
 			err = nil // newer versions require a right for this request
 		}
+
 		token := m.user.token.Load()
 		if err == nil && token != nil && *token == "" {
 			err = invalid("etcd has authentication switched off, so it ignores the password: " +
@@ -81,6 +83,7 @@ func (d *driver) probe(ctx context.Context) error {
 		}
 		return nil, err
 	})
+
 	if err == nil {
 		_, err = d.entries(ctx, "probe")
 	}
@@ -150,6 +153,7 @@ func parse(node string) (conf clientv3.Config, err error) {
 		}
 		conf.Endpoints = append(conf.Endpoints, web+net.JoinHostPort(name, port))
 	}
+
 	return conf, nil
 }
 
@@ -162,6 +166,7 @@ func tlsConfig(conf clientv3.Config, params map[string]string) (*tls.Config, err
 				return nil, invalid("parameter %s: that is for etcds://", name)
 			}
 		}
+
 		return nil, nil
 	}
 
@@ -175,6 +180,7 @@ func tlsConfig(conf clientv3.Config, params map[string]string) (*tls.Config, err
 			return nil, invalid("parameter ca: no certificate in %s: want a PEM file", file)
 		}
 	}
+
 	if cert, key := params["cert"], params["key"]; cert != "" || key != "" {
 		pair, err := tls.LoadX509KeyPair(cert, key)
 		if err != nil {
@@ -182,5 +188,6 @@ func tlsConfig(conf clientv3.Config, params map[string]string) (*tls.Config, err
 		}
 		t.Certificates = []tls.Certificate{pair}
 	}
+
 	return t, nil
 }

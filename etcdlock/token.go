@@ -64,6 +64,7 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 		}
 		secs = max(secs, r.GrantedTTL)
 	}
+
 	l, err := d.pool.grant(ctx, secs)
 	if err != nil {
 		return backend.Grant{}, &noChange{err} // the hold is as it was
@@ -150,6 +151,7 @@ func (d *driver) rewrite(
 			}
 		}
 	}
+
 	return &mvccpb.KeyValue{
 		Key:            kv.Key,
 		Value:          value,
@@ -170,12 +172,14 @@ func (d *driver) change(ctx context.Context, kv *mvccpb.KeyValue, op clientv3.Op
 		conds: []clientv3.Cmp{same},
 		then:  []clientv3.Op{op},
 	})
+
 	switch {
 	case err != nil:
 		return 0, err
 	case !r.Succeeded:
 		return 0, errGone
 	}
+
 	return r.Header.Revision, nil
 }
 
@@ -213,6 +217,7 @@ func (d *driver) find(ctx context.Context, c backend.Claim) (kv *mvccpb.KeyValue
 			return kv, i < holders(kvs), nil
 		}
 	}
+
 	return nil, false, backend.ErrLost
 }
 
@@ -249,6 +254,7 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 		default:
 			err = d.evict(ctx, kv)
 		}
+
 		if err == nil || errors.Is(err, backend.ErrLost) {
 			d.ownHold(c).settle(true) // does nothing if another driver made the hold
 		}
@@ -294,6 +300,7 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		}
 		return err // the outcome is unknown until a repeated Release; the leases end by themselves
 	}
+
 	d.bury(d.foreign(kv.Lease))
 
 	// End the lease at c.KeepUntil, because by itself it would end later: it lasts 2 s or more.

@@ -49,6 +49,7 @@ func (m *member) signIn(ctx context.Context, old *string) error {
 		u.check = c
 		m.cluster.spawn(func() { u.run(m.client, c) })
 	}
+
 	c := u.check
 	u.mu.Unlock()
 

@@ -170,6 +170,7 @@ func (w *waiter) ended(ctx context.Context) error {
 		}
 		silent = time.Since(since)
 	}
+
 	outage := &backend.UnavailableError{Since: since, Err: cmp.Or(err, errNoAnswer)}
 
 	switch {
@@ -182,6 +183,7 @@ func (w *waiter) ended(ctx context.Context) error {
 	case w.ahead == nil:
 		return ctx.Err()
 	}
+
 	var holder []*mvccpb.KeyValue // unknown
 	if w.next {
 		holder = append(holder, w.ahead)
@@ -227,6 +229,7 @@ func (w *waiter) isBehind() bool {
 	if w.watch.gone.Load() > w.read || w.watch.over.Load() {
 		return false
 	}
+
 	// etcd reports a deletion up to 100 ms late if the revision from which it must report is in the
 	// past. So read again, because the holder may have released the key meanwhile.
 	return !w.next || w.watch.at.Load() <= w.read
@@ -274,6 +277,7 @@ func (w *waiter) enter(ctx context.Context) (isFirst bool, err error) {
 		// revokes the lease next (see evict), and would end a new entry as well.
 		then = []clientv3.Op{put(name, w.entry.Value, w.lease.id), clientv3.OpGet(name), w.rivals()}
 	}
+
 	isNew := clientv3.Compare(clientv3.CreateRevision(name), "=", 0)
 	r, err := w.d.txn(within, []clientv3.Cmp{isNew}, then, clientv3.OpGet(name))
 	if err != nil {
@@ -282,12 +286,14 @@ func (w *waiter) enter(ctx context.Context) (isFirst bool, err error) {
 		}
 		return false, err
 	}
+
 	if len(r.Responses) == 3 {
 		kvs := r.Responses[2].GetResponseRange().Kvs
 		w.entry = r.Responses[1].GetResponseRange().Kvs[0]
 		isOwn := func(kv *mvccpb.KeyValue) bool { return string(kv.Key) == name }
 		return w.see(r, slices.DeleteFunc(kvs, isOwn)), nil
 	}
+
 	// An earlier put had an unknown outcome.
 	kvs := r.Responses[0].GetResponseRange().Kvs
 	if len(kvs) == 0 {
@@ -406,5 +412,6 @@ func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err err
 			return g, false, err
 		}
 	}
+
 	return h.grant(w.c, term), true, nil
 }

@@ -70,6 +70,7 @@ func (m *member) watch(name string, from int64, wake chan<- struct{}) *watch {
 		WatchId:       w.id,
 		Filters:       []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT},
 	}
+
 	request := &pb.WatchRequest_CreateRequest{CreateRequest: create}
 	ws.sendLocked(&pb.WatchRequest{RequestUnion: request})
 	return w
@@ -92,7 +93,9 @@ func (m *member) currentWatches() *watches {
 		byID:   map[int64]*watch{},
 		idle:   map[string]*watch{},
 	}
+
 	m.watches = ws
+
 	// A goroutine opens the stream. If the call of a waiter opened it, the end of the call would end it.
 	m.cluster.spawn(func() {
 		defer ws.fail()
@@ -128,6 +131,7 @@ func (ws *watches) write(ctx context.Context, stream pb.Watch_WatchClient) {
 		case <-ctx.Done():
 			return
 		}
+
 		ws.mu.Lock()
 		out := ws.out
 		ws.out = nil
@@ -161,6 +165,7 @@ func (ws *watches) answer(r *pb.WatchResponse) {
 		ws.end()
 		return
 	}
+
 	w := ws.byID[r.WatchId]
 	if w == nil {
 		return // it was cancelled
@@ -176,11 +181,13 @@ func (ws *watches) answer(r *pb.WatchResponse) {
 		ws.proven = true
 		w.at.Store(r.Header.Revision)
 	}
+
 	for _, e := range r.Events {
 		if e.Type == mvccpb.Event_DELETE {
 			w.gone.Store(e.Kv.ModRevision)
 		}
 	}
+
 	signal(w.wake)
 }
 

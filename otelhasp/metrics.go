@@ -117,6 +117,7 @@ func (m *metrics) with(l labels) measured {
 		errorTypeKey.String(l.errorType),
 		lossKey.String(l.loss),
 	}
+
 	isEmpty := func(a attribute.KeyValue) bool { return a.Value.AsString() == "" }
 	attrs = slices.DeleteFunc(attrs, isEmpty)
 	set := metric.WithAttributeSet(attribute.NewSet(m.config.attributes(l.key, attrs...)...))
@@ -141,6 +142,7 @@ func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 	case kind == "lost" && (e.Kind == hasp.EventReleased || e.Kind == hasp.EventLost):
 		m.losses.Add(ctx, 1, m.with(labels{loss: lossReason(e.Err), key: key}).add...)
 	}
+
 	if e.Op == leads {
 		m.lead(ctx, e, kind, key)
 	} else {

@@ -130,6 +130,7 @@ func newObserver(next func(context.Context, hasp.Event), opts []Option) *observe
 			opt(&o.config)
 		}
 	}
+
 	if o.meters == nil {
 		o.meters = otel.GetMeterProvider()
 	}
@@ -224,5 +225,6 @@ func errorType(err error) string {
 			return t.name
 		}
 	}
+
 	return "_OTHER"
 }

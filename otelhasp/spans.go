@@ -77,5 +77,6 @@ func end(span trace.Span, kind string, opts ...trace.SpanEndOption) {
 	default:
 		span.SetStatus(codes.Error, kind)
 	}
+
 	span.End(opts...)
 }

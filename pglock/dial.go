@@ -24,6 +24,7 @@ func withoutCancels(cfg *pgx.ConnConfig, refuse func() bool) {
 		}
 		return dial(ctx, network, addr)
 	}
+
 	cfg.Config.AfterConnect = func(context.Context, *pgconn.PgConn) error {
 		established.Store(true)
 		return nil

@@ -48,7 +48,7 @@ func badConfig(err error, secrets ...string) error {
 			text = ""
 		}
 	}
-	return fmt.Errorf("%w: the address of the PostgreSQL or one of its parameters is wrong%s (want postgres://user:password@host:port/database)", backend.ErrInvalid, text)
+	return invalid("the address of the PostgreSQL or one of its parameters is wrong%s (want %s)", text, form)
 }
 
 // diagnose returns err, the error of opening a driver, in one line with advice.
@@ -71,12 +71,13 @@ func diagnose(err error) error {
 
 // hints maps the codes of PostgreSQL's errors to advice about these errors.
 var hints = map[string]string{
-	"28P01":             "check user and password in the URL: postgres://user:password@host/database",
-	"28000":             "check the user in the URL, sslmode, and pg_hba.conf of the server",
-	"3D000":             "check the database in the URL, or create it: createdb",
-	insufficientRights:  "grant the user the right to connect, and the use of the schema",
-	tooManyConnections:  "the server has no connection left: lower pool_size, or raise max_connections",
-	readOnlyTransaction: "this server is a replica: name all servers in the URL, or the address of the primary; or default_transaction_read_only is on for this user: switch it off",
+	"28P01":            "check user and password in the URL: postgres://user:password@host/database",
+	"28000":            "check the user in the URL, sslmode, and pg_hba.conf of the server",
+	"3D000":            "check the database in the URL, or create it: createdb",
+	insufficientRights: "grant the user the right to connect, and the use of the schema",
+	tooManyConnections: "the server has no connection left: lower pool_size, or raise max_connections",
+	readOnlyTransaction: "this server is a replica: name all servers in the URL, or the address of the " +
+		"primary; or default_transaction_read_only is on for this user: switch it off",
 }
 
 // hint returns what to do about the error of a connection, or "" if there is no advice.

@@ -27,7 +27,8 @@ const (
 	refusedPause = 200 * time.Millisecond
 	scarcePause  = time.Second
 
-	look = 5 * time.Millisecond // the time between two checks for a connection that was made or given back
+	// look is the time between two checks for a connection that was made or given back.
+	look = 5 * time.Millisecond
 )
 
 // health records which connections may be dead, and when the next connection may be made.
@@ -90,7 +91,8 @@ func (h *health) last() (answered, doubt time.Time) {
 // must return err, or wait for a connection if err is nil.
 func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	if s.IdleConns() > 0 || s.TotalConns() == s.MaxConns() {
-		return true, false, nil // the pool makes no connection, unless another caller takes the idle one first
+		// The pool makes no connection, unless another caller takes the idle one first.
+		return true, false, nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -100,6 +102,7 @@ func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
 	case time.Now().Before(h.resumes), h.dialing >= maxDials, s.ConstructingConns() >= maxDials:
 		return false, false, nil
 	}
+
 	h.dialing++
 	return true, true, nil
 }

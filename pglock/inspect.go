@@ -36,6 +36,7 @@ func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 			s.Shared = owners(*readers, time.UnixMicro(now))
 		}
 	}
+
 	return backend.Entry{Key: unhex(key), Status: s}, nil
 }
 
@@ -49,6 +50,7 @@ func owners(readers string, now time.Time) (owners []string) {
 			owners = append(owners, unhex(holds[token].Owner))
 		}
 	}
+
 	return owners
 }
 
@@ -82,7 +84,9 @@ func (d *driver) Break(ctx context.Context, key string) error {
 }
 
 // List returns the keys that are held. Each statement looks at 1,000 rows.
-func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+func (d *driver) List(
+	ctx context.Context, prefix string, timeout time.Duration,
+) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		for after, end := []byte(nil), afterPrefix(prefix); ; {
 			page, last, err := d.page(ctx, []byte(prefix), after, end, timeout)
@@ -91,6 +95,7 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 					return
 				}
 			}
+
 			if ctx.Err() != nil {
 				err = ctx.Err()
 			}
@@ -107,7 +112,9 @@ func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration)
 
 // page returns the entries that list.sql finds in the next 1,000 rows, and the last key, after
 // which the next page begins. If there are no more rows, all results are nil.
-func (d *driver) page(ctx context.Context, prefix, after, end []byte, timeout time.Duration) (page []backend.Entry, last []byte, err error) {
+func (d *driver) page(
+	ctx context.Context, prefix, after, end []byte, timeout time.Duration,
+) (page []backend.Entry, last []byte, err error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err = d.query(within, d.sql.list, func(row int, rows pgx.Rows) error {
@@ -133,5 +140,6 @@ func afterPrefix(prefix string) []byte {
 		}
 		b = b[:last]
 	}
+
 	return nil
 }

@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	checkListening = 3 * time.Second       // after this time without a message, the connection is checked
+	checkListening = 3 * time.Second       // without a message for so long, the connection is checked
 	listenAgain    = time.Second           // the pause after a failure
-	lingers        = 5 * time.Second       // after this time without waiters, the connection is closed
+	lingers        = 5 * time.Second       // without waiters for so long, the connection is closed
 	freshFor       = 50 * time.Millisecond // how long an answer may be given again
-	keepsPlace     = 3 * time.Second       // how long a waiter stays in the line of a key unless it asks again
+	keepsPlace     = 3 * time.Second       // how long a waiter stays in a line unless it asks again
 )
 
 // spot is what the callers of a Client wait for at one place in the line of a key.
@@ -75,7 +75,9 @@ func (l *listener) channel() string { return fmt.Sprint(l.d.channel, "_", l.clie
 
 // Listen registers a caller to be woken when its turn has come. When listening begins, the driver
 // wakes all callers.
-func (d *driver) Listen(_ context.Context, c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
+func (d *driver) Listen(
+	_ context.Context, c backend.Claim,
+) (wake <-chan struct{}, stop func(), err error) {
 	return d.listener.add(spot{c.Key, c.Shared})
 }
 
@@ -91,7 +93,8 @@ func (l *listener) add(p spot) (<-chan struct{}, func(), error) {
 	w.wakes[wake] = true
 	l.last = time.Now()
 	if !l.running {
-		l.running, l.deaf = true, false
+		l.running = true
+		l.deaf = false
 		l.d.wg.Go(l.run)
 	}
 
@@ -116,15 +119,23 @@ func (l *listener) waiterLocked(p spot) *waiter {
 			}
 		}
 	}
+
 	w := l.waits[p]
 	if w == nil {
 		l.count++
-		w = &waiter{spot: p, wakes: map[chan struct{}]bool{}, asked: time.Now(), number: l.client<<32 | l.count&(1<<32-1)}
+		w = &waiter{
+			spot:   p,
+			number: l.client<<32 | l.count&(1<<32-1),
+			wakes:  map[chan struct{}]bool{},
+			asked:  time.Now(),
+		}
+
 		if p.shared {
 			w.number = -w.number
 		}
 		l.waits[p] = w
 	}
+
 	return w
 }
 
@@ -193,6 +204,7 @@ func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	case !c.Shared:
 		a.enters = ifReaders
 	}
+
 	return a, nil
 }
 
@@ -221,8 +233,8 @@ func (l *listener) end(a attempt, err error) {
 	}
 }
 
-// leaves forgets a waiter that no caller listens for any more, and whose last attempt had a token. It
-// returns the number of the waiter if the database may have it.
+// leaves forgets a waiter that no caller listens for any more, and whose last attempt had a token.
+// It returns the number of the waiter if the database may have it.
 func (l *listener) leaves(p spot, token string) (number int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -259,8 +271,8 @@ func (l *listener) wake(message string) {
 	}
 }
 
-// vouches reports whether a message has just come on a session that is older than the time of idling
-// of another connection. Then the server has not ended its connections in that time.
+// vouches reports whether a message has just come on a session that is older than the time for which
+// another connection was idle. Then the server has not ended its connections in that time.
 func (l *listener) vouches(idle time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -302,6 +314,7 @@ func (l *listener) idle(ends bool) bool {
 			return false
 		}
 	}
+
 	l.running = l.running && !ends
 	return true
 }
@@ -368,6 +381,7 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 		} else if ctx.Err() != nil || !quiet {
 			return true
 		}
+
 		// Check this after each message too, because messages may leave no quiet moment.
 		if l.idle(false) {
 			return false
@@ -394,5 +408,6 @@ func (d *driver) connect(ctx context.Context) (*pgx.Conn, error) {
 			return nil, err
 		}
 	}
+
 	return pgx.ConnectConfig(ctx, cfg.ConnConfig)
 }

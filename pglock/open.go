@@ -22,8 +22,15 @@ const (
 	defaultPoolSize   = 10
 	maxPoolSize       = 1000
 	minConnectTimeout = 500 * time.Millisecond // for each host
-	checkIdle         = 100 * time.Millisecond // a connection that was idle for longer is checked before it is used
+	checkIdle         = 100 * time.Millisecond // a connection that was idle for longer is checked first
+
+	// form is how a URL looks.
+	form = "postgres://user:password@host:port/database"
 )
+
+func invalid(text string, args ...any) error {
+	return fmt.Errorf("%w: "+text, append([]any{backend.ErrInvalid}, args...)...)
+}
 
 // ownParams are hasp's parameters, and libpqParams are those that PostgreSQL documents.
 var (
@@ -31,7 +38,8 @@ var (
 	libpqParams = []string{
 		"host", "port", "dbname", "user", "password", "passfile", "service", "servicefile",
 		"connect_timeout", "application_name", "target_session_attrs",
-		"sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslsni", "sslnegotiation", "channel_binding",
+		"sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslsni", "sslnegotiation",
+		"channel_binding",
 	}
 )
 
@@ -58,6 +66,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		isKnown := p.IdleDuration <= checkIdle || d.listener.vouches(p.IdleDuration)
 		return !isKnown && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}
+
 	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
 		withoutCancels(cc, func() bool { return d.bouncer.Load() })
 		return nil
@@ -69,6 +78,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		defer cancel()
 		return d.notice(within, conn, true)
 	}
+
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return nil, diagnose(err)
@@ -88,20 +98,21 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 // pgx would send any other parameter to the server as a setting. The deadline of ctx comes from the
 // Client's Timeout.
 func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
-	const want = "want postgres://user:password@host:port/database"
 	if len(c.Nodes) != 1 {
-		return nil, fmt.Errorf("%w: pglock takes one node, got %d: %s", backend.ErrInvalid, len(c.Nodes), want)
+		return nil, invalid("pglock takes one node, got %d: want %s", len(c.Nodes), form)
 	}
 	scheme, place, ok := strings.Cut(c.Nodes[0], "://")
 	if !ok || scheme != "postgres" && scheme != "postgresql" {
-		return nil, fmt.Errorf("%w: the node is no address of a PostgreSQL: %s", backend.ErrInvalid, want)
+		return nil, invalid("the node is no address of a PostgreSQL: want %s", form)
 	}
+
 	// The errors below do not repeat the URL, which may contain a password.
 	if strings.ContainsAny(place, "?#") {
-		return nil, fmt.Errorf("%w: the node has a question mark or a number sign: put parameters into params, and in a password write %%3F or %%23", backend.ErrInvalid)
+		return nil, invalid("the node has a question mark or a number sign: " +
+			"put parameters into params, and in a password write %%3F or %%23")
 	}
 	if strings.Count(place, "@") > 1 {
-		return nil, fmt.Errorf("%w: the node has several @: in a password write %%40", backend.ErrInvalid)
+		return nil, invalid("the node has several @: in a password write %%40")
 	}
 
 	size, err := poolSize(c.Params["pool_size"])
@@ -114,6 +125,7 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 			query.Set(name, value)
 		}
 	}
+
 	hosts := c.Params["host"]
 	if hosts == "" {
 		hosts, _, _ = strings.Cut(place[strings.LastIndex(place, "@")+1:], "/")
@@ -128,6 +140,7 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 		_, password, _ := strings.Cut(user, ":")
 		return nil, badConfig(err, password, c.Params["password"], c.Params["sslpassword"])
 	}
+
 	cfg.MaxConns = int32(size)
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = timeoutPerHost(ctx, cfg.ConnConfig)
@@ -157,7 +170,7 @@ func poolSize(s string) (int, error) {
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 1 || n > maxPoolSize {
-		return 0, fmt.Errorf("%w: parameter pool_size=%q: want a number from 1 to %d", backend.ErrInvalid, s, maxPoolSize)
+		return 0, invalid("parameter pool_size=%q: want a number from 1 to %d", s, maxPoolSize)
 	}
 	return n, nil
 }

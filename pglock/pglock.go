@@ -5,9 +5,9 @@
 // A key has one holder at a time, as long as the server keeps what it has confirmed, and the
 // server's clock does not step by more than backend.Drift allows. Locks and renewals are on the
 // server's disk before they are confirmed, so holds survive a restart or a crash. A failover to a
-// replica that lags may lose the newest locks, and two primaries may both grant a key as long as both
-// run: see docs/pglock.md. Fences grow even over a failover, if the clocks of both servers agree.
-// Waiters get the key roughly in order.
+// replica that lags may lose the newest locks, and two primaries may both grant a key as long as
+// both run: see docs/pglock.md. Fences grow even over a failover, if the clocks of both servers
+// agree. Waiters get the key roughly in order.
 //
 // A fence can be checked in the transaction of the write that it guards:
 //
@@ -23,9 +23,9 @@
 // leases of a Client, and one to unlock. Callers that wait are in a line, in the row of the key. A
 // release wakes the first one by NOTIFY. Waiters also try once a second, and when the holder's term
 // ends. While callers wait, their Client uses one more connection, and renewals use up to two. Each
-// call for a shared lease rewrites the row of the key, which lists all shared leases of that key. So
-// a key should have tens of shared leases, not thousands. A transaction that stays open for long, as
-// in pg_dump, slows down busy keys of its database: see docs/pglock.md.
+// call for a shared lease rewrites the row of the key, which lists all shared leases of that key.
+// So a key should have tens of shared leases, not thousands. A transaction that stays open for long,
+// as in pg_dump, slows down busy keys of its database: see docs/pglock.md.
 //
 // # URL
 //
@@ -174,8 +174,14 @@ func newDriver(pool *pgxpool.Pool, own bool, o Options) (*driver, error) {
 	}
 
 	size := int(pool.Config().MaxConns)
-	d := &driver{statements: newConnections(pool), renewals: newConnections(renewals), own: own, options: o,
-		takes: make(chan struct{}, max(size-max(size/8, 1), 1))}
+	d := &driver{
+		statements: newConnections(pool),
+		renewals:   newConnections(renewals),
+		own:        own,
+		options:    o,
+		takes:      make(chan struct{}, max(size-max(size/8, 1), 1)),
+	}
+
 	d.closing, d.stop = context.WithCancel(context.Background())
 	d.listener = newListener(d)
 	return d, nil
@@ -193,7 +199,13 @@ func boundConnect(cfg *pgx.ConnConfig) {
 // Traits reports that the driver excludes all clients of the same table, grants fences, obeys
 // KeepUntil and Shared, and ends each call soon after the call's context.
 func (d *driver) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: backend.CancelPrompt}
+	return backend.Traits{
+		Fenced:       true,
+		MinHold:      true,
+		Shared:       true,
+		Reach:        backend.Network,
+		Cancellation: backend.CancelPrompt,
+	}
 }
 
 // closeGrace is how long Close waits for the server, which may not answer.
@@ -225,11 +237,15 @@ func (d *driver) Close() error {
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began := time.Now()
 	if err := takeSlot(ctx, d.takes); err != nil {
-		if answered, _ := d.statements.health.last(); c.WillRetry && time.Since(began) >= c.Timeout/2 && answered.After(began) {
-			err = &backend.HeldError{} // this is no outage, because the server answers calls that have slots
+		answered, _ := d.statements.health.last()
+		hasWaited := time.Since(began) >= c.Timeout/2
+		if c.WillRetry && hasWaited && answered.After(began) {
+			// This is no outage, because the server answers calls that have slots.
+			err = &backend.HeldError{}
 		}
 		return backend.Grant{}, err
 	}
+
 	defer func() { <-d.takes }()
 
 	a, refusal := d.listener.begin(c)
@@ -307,7 +323,7 @@ type guards struct {
 }
 
 const (
-	maxGuards   = 256         // how many keys are recorded; when there are more keys, all keys are forgotten
+	maxGuards   = 256         // how many keys are recorded; if there are more, all are forgotten
 	longestRest = time.Second // the longest time between two attempts at a guarded key
 )
 
@@ -334,17 +350,21 @@ func (g *guards) refusal(key string) *backend.HeldError {
 		}
 		g.since[key] = time.Now().Add(-maxBlocked)
 	}
+
 	return &backend.HeldError{RetryAfter: rand.N(min(time.Since(g.since[key]), longestRest))}
 }
 
-// The method take makes one attempt. The caller of take holds a slot of d.takes. It reports whether a
-// refused caller may wait without another attempt.
-func (d *driver) take(ctx context.Context, c backend.Claim, a attempt) (g backend.Grant, settled bool, err error) {
+// The method take makes one attempt. The caller of take holds a slot of d.takes. The result settled
+// says whether a refused caller may wait without another attempt.
+func (d *driver) take(
+	ctx context.Context, c backend.Claim, a attempt,
+) (g backend.Grant, settled bool, err error) {
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, false, err
 	}
 	most := maxBlocked
-	if len(d.takes) == cap(d.takes) && cap(d.takes) > 1 || d.guards.has(c.Key) {
+	isFull := cap(d.takes) > 1 && len(d.takes) == cap(d.takes)
+	if isFull || d.guards.has(c.Key) {
 		most = stillBlocked
 	}
 
@@ -355,7 +375,8 @@ func (d *driver) take(ctx context.Context, c backend.Claim, a attempt) (g backen
 			return g, settled, err
 		}
 		row, err := d.blocked(ctx, c, err)
-		if err != nil && !(most < maxRenewBlocked && joinable(c, err)) {
+		isBrief := most < maxRenewBlocked && joinable(c, err)
+		if err != nil && !isBrief {
 			return backend.Grant{}, row, err // the caller polls a row that a transaction guards
 		}
 		most = maxRenewBlocked // no transaction guards the row
@@ -370,7 +391,9 @@ func joinable(c backend.Claim, err error) bool {
 }
 
 // takeOnce sends one statement for the method take.
-func (d *driver) takeOnce(ctx context.Context, c backend.Claim, a attempt, most time.Duration) (g backend.Grant, settled bool, err error) {
+func (d *driver) takeOnce(
+	ctx context.Context, c backend.Claim, a attempt, most time.Duration,
+) (g backend.Grant, settled bool, err error) {
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // leave time to call the method blocked
 	}
@@ -384,8 +407,13 @@ func (d *driver) takeOnce(ctx context.Context, c backend.Claim, a attempt, most 
 		shared      bool
 		none        *string
 	)
-	scan := func(_ int, rows pgx.Rows) error { return rows.Scan(&fence, &owner, &shared, &left, &settled, &none) }
-	args := []any{[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced, lockWait(most), a.number, a.enters, lockWait(maxRenewBlocked), micros(keep)}
+	scan := func(_ int, rows pgx.Rows) error {
+		return rows.Scan(&fence, &owner, &shared, &left, &settled, &none)
+	}
+	args := []any{
+		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced,
+		lockWait(most), a.number, a.enters, lockWait(maxRenewBlocked), micros(keep),
+	}
 	if c.Shared {
 		err = d.query(ctx, d.sql.join, scan, append(args, d.channel)...)
 	} else {
@@ -436,12 +464,15 @@ func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row b
 	case ctx.Err() != nil:
 		return false, err
 	}
+
 	return false, nil
 }
 
 // Renew makes the term of each hold last for at least the TTL of its claim. One statement renews
 // all exclusive holds, and another statement renews all shared holds.
-func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error)) {
+func (d *driver) Renew(
+	ctx context.Context, cs []backend.Claim, done func(i int, g backend.Grant, err error),
+) {
 	var exclusive, shared []int
 	for i, c := range cs {
 		if c.Shared {
@@ -450,18 +481,26 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(i int,
 			exclusive = append(exclusive, i)
 		}
 	}
+
 	d.renew(ctx, d.sql.renew, cs, exclusive, done)
 	d.renew(ctx, d.sql.renewShared, cs, shared, done)
 }
 
 // The method renew renews the claims cs[which[0]], cs[which[1]] and so on.
-func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, which []int, done func(i int, g backend.Grant, err error)) {
+func (d *driver) renew(
+	ctx context.Context, sql string, cs []backend.Claim, which []int,
+	done func(i int, g backend.Grant, err error),
+) {
 	if len(which) == 0 {
 		return
 	}
-	keys, tokens, ttls := make([][]byte, len(which)), make([]string, len(which)), make([]int64, len(which))
-	for n, i := range which {
-		keys[n], tokens[n], ttls[n] = []byte(cs[i].Key), cs[i].Token, micros(cs[i].TTL)
+	var keys [][]byte
+	var tokens []string
+	var ttls []int64
+	for _, i := range which {
+		keys = append(keys, []byte(cs[i].Key))
+		tokens = append(tokens, cs[i].Token)
+		ttls = append(ttls, micros(cs[i].TTL))
 	}
 
 	renewed := make([]bool, len(which))
@@ -476,6 +515,7 @@ func (d *driver) renew(ctx context.Context, sql string, cs []backend.Claim, whic
 		renewed[n-1] = true
 		return nil
 	}
+
 	args := []any{keys, tokens, ttls, lockWait(maxRenewBlocked)}
 	err := d.queryOn(ctx, d.renewals, sql, scan, args...)
 	if code(err) == tooManyConnections {
@@ -512,6 +552,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		}
 		err = d.exec(ctx, d.sql.release, []byte(c.Key), c.Token, while, d.channel, lockWait(c.Timeout))
 	}
+
 	if !errors.Is(err, errNoRow) {
 		return err
 	}
@@ -522,6 +563,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 			return err
 		}
 	}
+
 	return backend.ErrLost
 }
 
@@ -537,7 +579,7 @@ func (d *driver) quit(ctx context.Context, key string, number int64, most time.D
 // checkKey returns ErrInvalid if key is too long.
 func checkKey(key string) error {
 	if len(key) > maxKey {
-		return fmt.Errorf("%w: the key has %d bytes; pglock takes up to %d: use a hash of it", backend.ErrInvalid, len(key), maxKey)
+		return invalid("the key has %d bytes; pglock takes up to %d: use a hash of it", len(key), maxKey)
 	}
 	return nil
 }

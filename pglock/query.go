@@ -57,12 +57,15 @@ func isConflict(err error) bool {
 // statement has succeeded, so a statement is unlikely to have many conflicts in a row.
 const maxConflicts = 10
 
+// scanner reads a row of an answer. Rows count from 0.
+type scanner func(row int, rows pgx.Rows) error
+
 // query does what queryOn does, on a connection for statements.
-func (d *driver) query(ctx context.Context, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
+func (d *driver) query(ctx context.Context, sql string, scan scanner, args ...any) error {
 	return d.queryOn(ctx, d.statements, sql, scan, args...)
 }
 
-// queryOn runs a statement and calls the function scan for each row. If there is no row, the error
+// queryOn runs a statement and calls scan for each row. If there is no row, the error
 // is errNoRow. Each attempt counts its rows from zero, because a conflict at the commit undoes an
 // attempt whose rows have been read.
 //
@@ -70,8 +73,12 @@ func (d *driver) query(ctx context.Context, sql string, scan func(row int, rows 
 // a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
 // isolation level is above read committed, serialization failures. After any other error the
 // statement is not repeated, because it may have been carried out.
-func (d *driver) queryOn(ctx context.Context, on *connections, sql string, scan func(row int, rows pgx.Rows) error, args ...any) error {
-	for conflicts, made := 0, false; ; {
+func (d *driver) queryOn(
+	ctx context.Context, on *connections, sql string, scan scanner, args ...any,
+) error {
+	conflicts := 0
+	made := false
+	for {
 		err := d.queryOnce(ctx, on, sql, scan, args)
 		switch {
 		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
@@ -93,7 +100,10 @@ func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
 	return d.query(ctx, sql, func(int, pgx.Rows) error { return nil }, args...)
 }
 
-func (d *driver) queryOnce(ctx context.Context, on *connections, sql string, scan func(row int, rows pgx.Rows) error, args []any) (err error) {
+// queryOnce sends a statement once.
+func (d *driver) queryOnce(
+	ctx context.Context, on *connections, sql string, scan scanner, args []any,
+) (err error) {
 	c, err := on.acquire(ctx)
 	if err != nil {
 		return err
@@ -110,22 +120,27 @@ func (d *driver) queryOnce(ctx context.Context, on *connections, sql string, sca
 			args[i] = most.timeout(ctx)
 		}
 	}
-	if _, doubt := on.health.last(); d.bouncer.Load() || time.Since(doubt) < time.Minute {
+
+	_, doubt := on.health.last()
+	if d.bouncer.Load() || time.Since(doubt) < time.Minute {
 		// Do not prepare the statement, because that takes a second round trip. Over a slow link,
 		// the first statement on each new connection would fail.
 		args = append([]any{pgx.QueryExecModeExec}, args...)
 	}
+
 	rows, err := c.Conn().Query(ctx, sql, args...)
 	if err != nil {
 		return d.failed(c.Conn(), err)
 	}
 	defer rows.Close()
+
 	n := 0
 	for ; rows.Next(); n++ {
 		if err := scan(n, rows); err != nil {
 			return err
 		}
 	}
+
 	rows.Close() // after this, rows.Err returns the outcome of the statement
 	switch err := rows.Err(); {
 	case err != nil:
@@ -133,6 +148,7 @@ func (d *driver) queryOnce(ctx context.Context, on *connections, sql string, sca
 	case n == 0:
 		return errNoRow
 	}
+
 	return nil
 }
 
@@ -151,6 +167,7 @@ func (d *driver) failed(c *pgx.Conn, err error) error {
 		d.listener.leave()
 		return fmt.Errorf("%w (%s)", err, hint(err))
 	}
+
 	return oneLine(err)
 }
 

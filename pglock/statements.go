@@ -14,11 +14,18 @@ var files embed.FS
 type statements struct {
 	name string // the name of the table, in quotes
 
-	table, take, join, blocked, renew, renewShared, release, leave, quit, breakKey, inspect, list, sweep string
+	table                   string
+	take, join, blocked     string
+	renew, renewShared      string
+	release, leave, quit    string
+	breakKey, inspect, list string
+	sweep                   string
 }
 
 // fragments are the files whose text other files use, such as {pass}.
-var fragments = []string{"present", "barred", "settled", "ahead", "leaves", "enters", "pass", "passes", "entry"}
+var fragments = []string{
+	"present", "barred", "settled", "ahead", "leaves", "enters", "pass", "passes", "entry",
+}
 
 // newStatements returns the statements for a table. If schema is empty, the search path applies.
 func newStatements(schema, table string) *statements {
@@ -33,22 +40,38 @@ func newStatements(schema, table string) *statements {
 		}
 		return withoutComments(string(b))
 	}
+
 	parts := []string{"{table}", name}
 	for _, file := range fragments {
 		parts = append(parts, "{"+file+"}", read(file))
 	}
 	for _, channel := range []string{"$2", "$3", "$4"} {
-		parts = append(parts, "{wake "+channel+"}", strings.ReplaceAll(read("wake"), "{channel}", channel))
+		wake := strings.ReplaceAll(read("wake"), "{channel}", channel)
+		parts = append(parts, "{wake "+channel+"}", wake)
 	}
 	fill := strings.NewReplacer(parts...)
+
 	// Fill in twice, because fragments use fragments.
 	text := func(file string) string { return fill.Replace(fill.Replace(read(file))) }
 	return &statements{
 		name:  name,
-		table: text("table"), take: text("take"), join: text("join"), blocked: text("blocked"),
-		renew: text("renew"), renewShared: text("renewshared"),
-		release: text("release"), leave: text("leave"), quit: text("quit"),
-		breakKey: text("break"), inspect: text("inspect"), list: text("list"), sweep: text("sweep"),
+		table: text("table"),
+
+		take:    text("take"),
+		join:    text("join"),
+		blocked: text("blocked"),
+
+		renew:       text("renew"),
+		renewShared: text("renewshared"),
+
+		release: text("release"),
+		leave:   text("leave"),
+		quit:    text("quit"),
+
+		breakKey: text("break"),
+		inspect:  text("inspect"),
+		list:     text("list"),
+		sweep:    text("sweep"),
 	}
 }
 
@@ -62,5 +85,6 @@ func withoutComments(sql string) string {
 			b.WriteByte('\n')
 		}
 	}
+
 	return strings.TrimSpace(b.String())
 }

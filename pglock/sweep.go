@@ -48,12 +48,13 @@ func (d *driver) sweepAll(ctx context.Context, age time.Duration) error {
 	for next := new(""); next != nil; {
 		within, cancel := context.WithTimeout(ctx, sweepCall)
 		var n int64
-		err := d.query(within, d.sql.sweep, func(_ int, rows pgx.Rows) error { return rows.Scan(&next, &n) },
-			micros(age), *next)
+		scan := func(_ int, rows pgx.Rows) error { return rows.Scan(&next, &n) }
+		err := d.query(within, d.sql.sweep, scan, micros(age), *next)
 		cancel()
 		if err != nil {
 			return err
 		}
 	}
+
 	return nil
 }

@@ -9,8 +9,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/hasplock/hasp/backend"
 )
 
 // minVersion is the oldest PostgreSQL that pglock accepts, as a server_version_num.
@@ -18,9 +16,18 @@ const minVersion = 130000
 
 // columns lists the columns that the table must have, with their types.
 var columns = []string{
-	"ends timestamp with time zone[]", "expires timestamp with time zone", "fence bigint", "fenced boolean",
-	"heir bigint", "heir_until timestamp with time zone", "key bytea", "owner bytea", "readers jsonb",
-	"since timestamp with time zone", "token text", "waiters bigint[]",
+	"ends timestamp with time zone[]",
+	"expires timestamp with time zone",
+	"fence bigint",
+	"fenced boolean",
+	"heir bigint",
+	"heir_until timestamp with time zone",
+	"key bytea",
+	"owner bytea",
+	"readers jsonb",
+	"since timestamp with time zone",
+	"token text",
+	"waiters bigint[]",
 }
 
 // The type found is the database's answer about the table.
@@ -50,9 +57,10 @@ FROM (SELECT to_regclass($1) AS oid) t
 func (o *Options) check() error {
 	for what, name := range map[string]string{"schema": o.Schema, "table": o.Table} {
 		if len(name) > 63 || strings.Contains(name, "\x00") {
-			return fmt.Errorf("%w: %s %q: PostgreSQL takes names of up to 63 bytes", backend.ErrInvalid, what, name)
+			return invalid("%s %q: PostgreSQL takes names of up to 63 bytes", what, name)
 		}
 	}
+
 	if o.Table == "" {
 		o.Table = defaultTable
 	}
@@ -76,6 +84,7 @@ func (d *driver) setUp(ctx context.Context) error {
 			f, err = d.find(ctx, c.Conn())
 		}
 	}
+
 	if err != nil {
 		return err
 	}
@@ -99,7 +108,8 @@ func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
 	err = c.QueryRow(ctx, find, pgx.QueryExecModeExec, name.Sanitize()).Scan(
 		&f.version, &f.user, &f.database, &f.current, &f.schema, &f.columns, &f.primary, &f.rights)
 	if f.version > 0 && f.version < minVersion {
-		return f, fmt.Errorf("%w: this server is PostgreSQL %d.%d: pglock needs version 13 or later", backend.ErrInvalid, f.version/10000, f.version%10000)
+		major, minor := f.version/10000, f.version%10000
+		return f, invalid("this server is PostgreSQL %d.%d: pglock needs version 13 or later", major, minor)
 	}
 	if code(err) == insufficientRights {
 		// The table may exist, but PostgreSQL does not say so if the user may not use the schema.
@@ -112,7 +122,9 @@ func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
 // that someone else may have to run.
 func noRights(err error, user, schema, table string) error {
 	ddl := strings.Join(strings.Fields(newStatements(schema, table).table), " ")
-	s, t, u := pgx.Identifier{schema}.Sanitize(), pgx.Identifier{schema, table}.Sanitize(), pgx.Identifier{user}.Sanitize()
+	s := pgx.Identifier{schema}.Sanitize()
+	t := pgx.Identifier{schema, table}.Sanitize()
+	u := pgx.Identifier{user}.Sanitize()
 	return fmt.Errorf("user %s may not create the table of the locks in schema %s; have someone run: "+
 		"%s; GRANT USAGE ON SCHEMA %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s (%w)",
 		user, schema, ddl, s, u, t, u, err)
@@ -125,7 +137,7 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 		schema = f.current
 	}
 	if schema == "" {
-		return fmt.Errorf("%w: the search path of user %s has no schema: name one with the parameter schema", backend.ErrInvalid, f.user)
+		return invalid("the search path of user %s has no schema: name one with the parameter schema", f.user)
 	}
 
 	ddl := newStatements(schema, d.options.Table).table
@@ -137,8 +149,10 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 	case insufficientRights:
 		return noRights(err, f.user, schema, d.options.Table)
 	case "3F000":
-		return fmt.Errorf("%w: there is no schema %q in database %s: create it, or check the parameter schema", backend.ErrInvalid, schema, f.database)
+		return invalid("there is no schema %q in database %s: create it, or check the parameter schema",
+			schema, f.database)
 	}
+
 	return diagnose(err)
 }
 
@@ -158,13 +172,16 @@ func (f found) check(table string) error {
 	case f.schema == "":
 		return fmt.Errorf("the table %q vanished after its creation: try again", table)
 	case slices.Contains(f.columns, "writer_until timestamp with time zone"):
-		return fmt.Errorf("%w: the table %s is of an older hasp: stop its clients, and run: DROP TABLE %s", backend.ErrInvalid, name, name)
+		return invalid("the table %s is of an older hasp: stop its clients, and run: DROP TABLE %s", name, name)
 	case !slices.Equal(f.columns, columns) || !f.primary:
-		return fmt.Errorf("%w: the table %s is not a table of hasp's locks: name another one with the parameter table", backend.ErrInvalid, name)
+		return invalid("the table %s is not a table of hasp's locks: name another one with the parameter table",
+			name)
 	case !f.rights:
-		return fmt.Errorf("user %s may not use the table %s; have its owner run: GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s",
+		return fmt.Errorf("user %s may not use the table %s; have its owner run: "+
+			"GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s",
 			f.user, name, name, pgx.Identifier{f.user}.Sanitize())
 	}
+
 	return nil
 }
 
@@ -188,5 +205,6 @@ func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 		}
 		lastAnswer(c)
 	}
+
 	return err
 }

@@ -82,6 +82,7 @@ func (a *attempt) run(ctx context.Context) (g backend.Grant, err error) {
 	default:
 		err = errLate
 	}
+
 	if err != nil {
 		a.hs.abandon(a.h)
 	}
@@ -99,6 +100,7 @@ func (a *attempt) won(ctx context.Context) bool {
 			votes[i] = a.leadVote
 			continue
 		}
+
 		// Count the call as work here. redsync may return before the call's goroutine starts, so
 		// that Close would not wait for that goroutine.
 		a.m.work.Add(1)
@@ -107,8 +109,10 @@ func (a *attempt) won(ctx context.Context) bool {
 			return a.ask(n)
 		}
 	}
+
 	mutex := newMutex(a.c.Key, a.h.record, a.c.TTL, votes)
 	counted := make(chan error, 1) // has room for one result, because won may return before redsync
+
 	// Do not pass ctx, because the driver must learn whether a call has taken the key.
 	a.m.work.Go(func() { counted <- mutex.TryLockContext(context.Background()) })
 
@@ -143,6 +147,7 @@ func (a *attempt) askLead(ctx context.Context) bool {
 	case <-ctx.Done():
 		a.ballot.decide(errAbandoned)
 	}
+
 	return a.ballot.result() == errPending
 }
 
@@ -165,6 +170,7 @@ func (a *attempt) ask(n *node) error {
 		// records that count.
 		a.hs.count(a.h, n.i, a.h.began, a.c.TTL, 0)
 	}
+
 	// If the lead refuses, end the attempt before other nodes vote. Decide the ballot here, because
 	// the refusal of a single node does not decide it.
 	if n.i == a.lead && vote == errNo {
@@ -191,6 +197,7 @@ func (a *attempt) requestVote(n *node) error {
 		// mark will do.
 		_, err = n.refreshMark(ctx, time.Time{})
 	}
+
 	if err == nil && !a.hs.begin(a.h, n.i) {
 		err = errNotAsked
 	}
@@ -200,6 +207,7 @@ func (a *attempt) requestVote(n *node) error {
 
 	began := time.Now()
 	r := a.send(ctx, n)
+
 	// Call settle before checkVote, which may call the node again, because a release may wait for
 	// the outcome of the vote.
 	a.hs.settle(a.h, n.i, r)
@@ -212,6 +220,7 @@ func (a *attempt) requestVote(n *node) error {
 		n.observe(began, nil)
 		return cmp.Or(n.checkRefusal(r.id.mark), errNo)
 	}
+
 	return n.observe(began, r.vote)
 }
 
@@ -224,12 +233,14 @@ func mayArrive(err error) bool { return !resp.IsReply(err) && !resp.IsUnsent(err
 func (a *attempt) send(ctx context.Context, n *node) reply {
 	if !a.c.Fenced && n.i != a.lead {
 		r := a.sendPlain(ctx, n)
+
 		// A server that cannot write, for example because it has no memory left, refuses SET even
 		// if the key is held. Only the script finds out whether the key is held.
 		if r.unknown || !resp.IsReply(r.vote) {
 			return r
 		}
 	}
+
 	return a.sendScript(ctx, n)
 }
 
@@ -242,6 +253,7 @@ func (a *attempt) sendPlain(ctx context.Context, n *node) reply {
 		{"get", markKey},
 		{"info", "server"},
 	}
+
 	if n.store.NamesRun() {
 		commands = commands[:2]
 	}
@@ -262,6 +274,7 @@ func (a *attempt) sendPlain(ctx context.Context, n *node) reply {
 		// the server would say that the vote failed.
 		return reply{vote: fmt.Errorf("the vote cannot be checked: %v", err), unknown: true}
 	}
+
 	return reply{id: id}
 }
 
@@ -285,6 +298,7 @@ func (a *attempt) sendScript(ctx context.Context, n *node) reply {
 		}
 		call.Args = append(call.Args, a.waiter, waited)
 	}
+
 	found, err := n.store.Run(ctx, script, call)
 	if err != nil {
 		return reply{vote: err, unknown: mayArrive(err)}
@@ -292,6 +306,7 @@ func (a *attempt) sendScript(ctx context.Context, n *node) reply {
 	if r, ok := a.decode(n, found); ok {
 		return r
 	}
+
 	// The outcome is unknown, because a script with an unexpected reply may have taken the key.
 	return reply{vote: n.store.Unexpected(found), unknown: true}
 }
@@ -322,6 +337,7 @@ func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
 	case len(parts) == 1 && parts[0] == int64(-1):
 		return reply{vote: noFence(n, a.c.Key)}, true
 	}
+
 	return r, ok
 }
 
@@ -335,6 +351,7 @@ func (a *attempt) confirm(ctx context.Context) (fence uint64, err error) {
 	asked := a.h.began
 	for first := true; ; first = false {
 		at := a.m.now()
+
 		// Check the term again, because redsync leaves out the time for the lead's vote and for
 		// these questions.
 		if at.Sub(a.h.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
@@ -345,6 +362,7 @@ func (a *attempt) confirm(ctx context.Context) (fence uint64, err error) {
 			return fence, nil
 		}
 		asked = at
+
 		// If this fails, the next fence is larger than necessary, which is harmless.
 		if fence, err = a.hs.confirm(ctx, a.h); err != nil {
 			return 0, err

@@ -65,6 +65,7 @@ func (b *ballot) tallyLocked() (yes, no, pending, quorum int) {
 			pending++
 		}
 	}
+
 	return yes, no, pending, len(b.votes)/2 + 1
 }
 
@@ -91,6 +92,7 @@ func (b *ballot) countLocked() error {
 	case !canWin && no+pending <= most:
 		return errNoQuorum
 	}
+
 	return errPending
 }
 
@@ -141,6 +143,7 @@ func (b *ballot) failures() error {
 			errs[i] = vote
 		}
 	}
+
 	return outage(errs)
 }
 
@@ -152,5 +155,6 @@ func (b *ballot) err() error {
 	case errNo:
 		return backend.ErrLost
 	}
+
 	return b.failures()
 }

@@ -69,6 +69,7 @@ func (ct *contest) attempt(
 		lead:   lead,
 		voted:  make(chan struct{}),
 	}
+
 	if w != nil {
 		a.waiter = w.waiter
 		a.since = w.began
@@ -96,6 +97,7 @@ func (ct *contest) acquire(ctx context.Context, c backend.Claim) (backend.Grant,
 		doze(ctx, minSleep<<number)
 		g, answer, err = ct.attempt(ctx, c, number, lead, nil)
 	}
+
 	for round := 0; isHeld(err); round++ {
 		ct.refused(c.Key)
 		s := askFor(ctx, ct.m, c, noLead)
@@ -118,6 +120,7 @@ func (ct *contest) acquire(ctx context.Context, c backend.Claim) (backend.Grant,
 			doze(ctx, min(minSleep<<round, leadTimeout))
 		}
 	}
+
 	return g, err
 }
 

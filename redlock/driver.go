@@ -76,11 +76,13 @@ func checkNodes(names []string, allowUnsafe bool) error {
 		const text = "%d nodes tolerate no more failures than %d do: name an odd number"
 		return invalid(text+unsafeHint, n, n-1)
 	}
+
 	for i, name := range names {
 		if name != "" && slices.Contains(names[:i], name) {
 			return invalid("node %s is named twice, and would vote twice: name it once"+unsafeHint, name)
 		}
 	}
+
 	return nil
 }
 
@@ -153,6 +155,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	defer d.m.work.Done()
 
 	d.hs.end(key)
+
 	// If ctx ends, the calls continue, so the key may still become free.
 	return d.m.poll(ctx, true, func(n *node) error {
 		// Ask a suspect node as well, because its record would stay.

@@ -95,6 +95,7 @@ func (h *hold) counting(at time.Time) (n int) {
 			n++
 		}
 	}
+
 	return n
 }
 

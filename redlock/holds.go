@@ -63,6 +63,7 @@ func (hs *holds) checkTTL(ttl time.Duration) error {
 func (hs *holds) add(h *hold) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
+
 	// A later attempt with the same token replaces the one that has failed.
 	hs.byToken[h.c.Token] = h
 
@@ -75,6 +76,7 @@ func (hs *holds) add(h *hold) {
 				delete(hs.byToken, token)
 			}
 		}
+
 		hs.sweepAt = 2*len(hs.byToken) + 64
 	}
 }
@@ -105,6 +107,7 @@ func (hs *holds) settle(h *hold, i int, r reply) {
 	on.proposal = max(on.proposal, r.proposal)
 	close(on.inFlight)
 	on.inFlight = nil
+
 	// If abandon ran before this outcome was known, it has not released the record on this node.
 	if h.failed {
 		hs.cleanUpLocked(h, i)
@@ -198,6 +201,7 @@ func (hs *holds) release(ctx context.Context, c backend.Claim) error {
 		// time.
 		hs.wanted(c.Key)
 	}
+
 	// Do not use redsync, which cannot tell a lost hold from an outage. If ctx ends, the calls
 	// continue, so that all nodes release the record.
 	err := hs.m.poll(ctx, false, func(n *node) error { return hs.releaseOn(n, h, c) })
@@ -208,6 +212,7 @@ func (hs *holds) release(ctx context.Context, c backend.Claim) error {
 		defer hs.mu.Unlock()
 		hs.byToken[c.Token] = &hold{failed: true, expiry: h.expiry}
 	}
+
 	return err
 }
 
@@ -223,6 +228,7 @@ func (hs *holds) beginRelease(c backend.Claim) (h *hold, known bool) {
 	case h.failed:
 		return nil, true
 	}
+
 	// No repair starts after this. releaseOn waits for a repair in flight.
 	h.released = true
 	delete(hs.byToken, c.Token)
@@ -263,6 +269,7 @@ func (hs *holds) repeat(r *removal, vote error) {
 		if vote == nil || vote == errNo {
 			pause = r.claim.Timeout
 		}
+
 		// Close ends the pause. Then try once more, even if the node is suspect, because perhaps
 		// only one connection was dead.
 		doze(hs.m.closing, pause)
@@ -286,6 +293,7 @@ func (hs *holds) try(
 	}
 	err := send(c.Timeout, func(ctx context.Context) error {
 		reply, err := r.n.store.Run(ctx, releaseScript, call)
+
 		// A reply of 2 says that other callers wait for the key.
 		if reply == int64(2) {
 			hs.wanted(c.Key)
@@ -298,6 +306,7 @@ func (hs *holds) try(
 		}
 		return err
 	})
+
 	if err != nil {
 		return err
 	}
@@ -320,6 +329,7 @@ func (hs *holds) confirm(ctx context.Context, h *hold) (fence uint64, err error)
 			h.fence = max(h.fence, on.proposal)
 		}
 	}
+
 	fence = h.fence // from now on, renewals write the fence to all nodes
 	hs.mu.Unlock()
 
@@ -341,8 +351,10 @@ func (hs *holds) confirm(ctx context.Context, h *hold) (fence uint64, err error)
 			// It has lost its data since it voted, and a late command has brought the record.
 			return n.errorf("has lost its data, so its lock does not count")
 		}
+
 		return nil
 	})
+
 	if err != nil && ctx.Err() != nil {
 		// Nodes may still store the fence, which is harmless.
 		return 0, ctx.Err()
@@ -392,6 +404,7 @@ func (hs *holds) renew(
 			})
 		}
 	}
+
 	renewAll(ctx, hs.m, renewals, done)
 }
 
@@ -412,11 +425,13 @@ func (hs *holds) newRenewal(i int, c backend.Claim) (*renewal, error) {
 	r := &renewal{hs: hs, i: i, c: c, ballot: newBallot(hs.m.names, false), began: hs.m.now()}
 	if h != nil && h.counting(r.began) >= hs.m.quorum() {
 		r.h = h
+
 		// Raise the expiry now, because nodes may prolong their records even if the renewal fails.
 		if expiry := r.began.Add(c.TTL + c.Timeout); expiry.After(h.expiry) {
 			h.expiry = expiry
 		}
 	}
+
 	return r, nil
 }
 

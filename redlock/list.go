@@ -41,16 +41,19 @@ func list(
 					seen[c.Key] = true
 					return known
 				})
+
 				for some := range slices.Chunk(page, recordsAtOnce) {
 					if !listSome(ctx, m, some, timeout, yield) {
 						return
 					}
 				}
 			}
+
 			if errs[i] == nil {
 				left--
 			}
 		}
+
 		if left > 0 {
 			yield(backend.Entry{}, cmp.Or(ctx.Err(), outage(errs)))
 		}
@@ -73,6 +76,7 @@ func listSome(
 		}
 		return forever
 	})
+
 	for i, s := range all {
 		if err := s.outage(ctx); err != nil {
 			yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
@@ -83,5 +87,6 @@ func listSome(
 			return false
 		}
 	}
+
 	return true
 }

@@ -52,6 +52,7 @@ func newMembers(stores []*redisstore.Store, names []string, o *Options) *members
 	m := &members{unsafe: o.AllowUnsafeNodes, suspended: clock.Suspended}
 	m.newSet = make(chan struct{}, 1)
 	m.closing, m.beginClose = context.WithCancel(context.Background())
+
 	// Include the drift in the wait, because a node's clock may run faster than a holder's.
 	m.raiseLongestTTL((o.MaxTTL + backend.Drift(o.MaxTTL) + time.Millisecond - 1).Milliseconds())
 	for i, s := range stores {
@@ -63,6 +64,7 @@ func newMembers(stores []*redisstore.Store, names []string, o *Options) *members
 		n := &node{m: m, i: i, store: s, name: name, turn: make(chan struct{}, 1)}
 		m.nodes = append(m.nodes, n)
 	}
+
 	return m
 }
 
@@ -88,6 +90,7 @@ func raise(value *atomic.Int64, least int64) int64 {
 		if least <= old {
 			return old
 		}
+
 		// If another caller raises the value at the same moment, compare again.
 		if value.CompareAndSwap(old, least) {
 			return least
@@ -121,6 +124,7 @@ func (m *members) leader() int {
 			return i
 		}
 	}
+
 	return noLead
 }
 
@@ -130,6 +134,7 @@ func (m *members) leader() int {
 func (m *members) gather(ctx context.Context, ask func(n *node) (answered func() time.Duration)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	// The channel has room for all answers, because gather may return before the last one comes.
 	answers := make(chan func() time.Duration, len(m.nodes))
 	for _, n := range m.nodes {
@@ -164,6 +169,7 @@ func (m *members) poll(ctx context.Context, all bool, ask func(n *node) error) e
 			return 0
 		}
 	})
+
 	b.decide(errAbandoned) // does nothing if there is a verdict
 	return b.err()
 }
@@ -187,6 +193,7 @@ func (m *members) query(
 		}
 		return all
 	}
+
 	defer m.work.Done()
 
 	m.gather(ctx, func(n *node) func() time.Duration {
@@ -199,9 +206,11 @@ func (m *members) query(
 				}
 				s.add(n.i, &f, err)
 			}
+
 			return more(all)
 		}
 	})
+
 	return all
 }
 
@@ -223,6 +232,7 @@ func (m *members) markNewSet(ctx context.Context, n *node) {
 		doze(ctx, newSetPause)
 		all, isNew = m.unmarked(ctx)
 	}
+
 	// If n has not answered, it cannot be marked. If it has a mark, another process has marked the
 	// set.
 	if all[n.i] == nil || !isNew {
@@ -263,9 +273,11 @@ func (m *members) unmarked(ctx context.Context) (all []*standing, isNew bool) {
 			default:
 				marked++
 			}
+
 			return forever
 		}
 	})
+
 	return all, count >= m.quorum() && marked == 0
 }
 
@@ -284,6 +296,7 @@ func (m *members) spawn(f func()) bool {
 func (m *members) begin() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	// close cancels m.closing while it holds mu, and then waits for m.work. So m.work never grows
 	// from zero during that wait.
 	if m.closing.Err() != nil {

@@ -108,6 +108,7 @@ func (n *node) votes() bool {
 // suspicionLocked returns why the node is suspect, or nil if it is not.
 func (n *node) suspicionLocked() error {
 	silent := time.Since(n.suspectSince).Round(time.Millisecond)
+
 	// A renewal of a short term may wait for less than the node needs. The next try waits longer.
 	if n.suspectSince.IsZero() || n.refusal != nil || silent < probeEvery {
 		return n.refusal
@@ -169,8 +170,10 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) ([]redisst
 			found[i] = f
 			err = cmp.Or(e, err)
 		})
+
 		return err
 	})
+
 	return found, err
 }
 
@@ -199,6 +202,7 @@ func (n *node) observe(began time.Time, err error) error {
 	if !closed {
 		n.disconnects = 0
 	}
+
 	// After a restart, all connections of the pool may be dead. If more calls fail than the pool has
 	// connections, the server itself closes them.
 	refuses = refuses || n.disconnects > connections
@@ -210,6 +214,7 @@ func (n *node) observe(began time.Time, err error) error {
 		}
 		return result
 	}
+
 	if n.suspectSince.IsZero() {
 		n.suspectSince = began
 		n.probed = time.Now()
@@ -230,6 +235,7 @@ func (n *node) nodeError(err error, took time.Duration) error {
 	case err != nil && backend.Definite(err):
 		return fmt.Errorf("%v", err) // does not wrap err, which is not the verdict of a quorum
 	}
+
 	return err
 }
 
@@ -274,6 +280,7 @@ func (n *node) checkVote(ctx context.Context, id standing, began time.Time) erro
 		return n.errorf("was restarted, has lost its data, or is new in a set whose other nodes "+
 			"are not, and does not vote for another %v (max_ttl)", left)
 	}
+
 	return nil
 }
 
@@ -317,6 +324,7 @@ func (n *node) checkServer(run string) error {
 			return n.errorf("is the same server as %s, %w", other.name, errSameServer)
 		}
 	}
+
 	return nil
 }
 
@@ -373,6 +381,7 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		// been ahead when the mark was made.
 		time.AfterFunc(wait, n.refreshInBackground)
 	}
+
 	return s, nil
 }
 
@@ -386,6 +395,7 @@ func (n *node) accept(s *standing) error {
 		n.standing.Store(s)
 		return nil
 	}
+
 	// The server that was known at the address of n is not there any more. So let another node
 	// have it: two servers may have swapped their addresses. The other node keeps its standing,
 	// and loses it in the same way if another server answers there.
@@ -401,6 +411,7 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 	if err != nil || s.mark != "" {
 		return err
 	}
+
 	// If the whole set is new, markNewSet gives all nodes marks with which they vote at once.
 	// Otherwise, writeMark gives this node a mark that makes it wait.
 	n.m.markNewSet(ctx, n)

@@ -55,6 +55,7 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 			}
 			return nil, err
 		}
+
 		stores, probes = append(stores, s), append(probes, probe)
 	}
 
@@ -88,6 +89,7 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 			nodes, names = append(nodes, node), append(names, name)
 		}
 	}
+
 	return nodes, names, nil
 }
 
@@ -121,6 +123,7 @@ func options(p map[string]string) (*Options, error) {
 			return nil, invalid("parameter allow_unsafe_nodes=%q: want true or false", text)
 		}
 	}
+
 	return o, nil
 }
 
@@ -157,6 +160,7 @@ func probe(
 			case isLasting(err):
 				final = fmt.Errorf("a node can never vote: %w", err)
 			}
+
 			if final != nil || well >= m.quorum() {
 				return openGrace // for other nodes, which may say the same
 			}
@@ -176,6 +180,7 @@ func probe(
 	case well < len(m.nodes):
 		return outage(errs), nil
 	}
+
 	return nil, nil
 }
 
@@ -188,5 +193,6 @@ func isLasting(err error) bool {
 			return false
 		}
 	}
+
 	return redisstore.IsUnfit(err) || resp.IsReply(err)
 }

@@ -147,6 +147,7 @@ func NewDriver(clients []goredis.UniversalClient, o *Options) (backend.Driver, e
 				names[i] = addr
 			}
 		}
+
 		stores[i] = redisstore.New(rdb)
 	}
 

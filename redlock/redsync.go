@@ -76,5 +76,6 @@ func outage(errs []error) error {
 			m.Errors = append(m.Errors, err)
 		}
 	}
+
 	return m
 }

@@ -64,6 +64,7 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 			decided <- r // never blocks
 		}
 	}
+
 	if why := n.admit(); why != nil {
 		for _, r := range renewals {
 			cast(r, why)
@@ -84,6 +85,7 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 			}
 			calls[j] = r.hs.renewCall(r.c, r.h, term)
 		}
+
 		n.store.RunEach(ctx, renewScript, calls, func(j int, reply any, e error) {
 			vote := e
 			if e != nil {
@@ -94,6 +96,7 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 			}
 			cast(renewals[j], vote)
 		})
+
 		return err
 	})
 
@@ -127,6 +130,7 @@ func (r *renewal) answer(n *node, reply any, prolonged bool) (repair func(), vot
 	case !r.hs.counts(r.h, n.i):
 		return nil, n.errorf("has a record that may be of a late command")
 	}
+
 	r.hs.count(r.h, n.i, r.began, r.c.TTL, 0)
 	return nil, nil
 }
@@ -207,6 +211,7 @@ func (r *renewal) adopt(ctx context.Context) error {
 		case all[0].holder != nil:
 			return leadTimeout // the records of late nodes would not count
 		}
+
 		return forever
 	})[0]
 	switch {
@@ -224,6 +229,7 @@ func (r *renewal) adopt(ctx context.Context) error {
 	h := foundHold(c, prefix+redisstore.Mark, m)
 	h.record = record
 	h.expiry = began.Add(r.hs.maxTTL + c.Timeout)
+
 	// The fence may be larger than that of the hold, which is harmless.
 	if fence := s.status().Fence; c.Fenced && fence <= maxFence {
 		h.fence = fence
@@ -233,6 +239,7 @@ func (r *renewal) adopt(ctx context.Context) error {
 			r.hs.count(h, i, began, remaining(*f), 2*attemptTime)
 		}
 	}
+
 	if h.counting(m.now()) < m.quorum() {
 		return fmt.Errorf("the hold ends in %v: another program can resume it only if %v are left",
 			remaining(*s.holder).Round(time.Millisecond), 2*attemptTime)

@@ -46,6 +46,7 @@ func (s *survey) add(i int, f *redisstore.Found, err error) {
 			return cmp.Compare(remaining(a), remaining(b))
 		})
 	}
+
 	s.on[i] = f
 
 	// A record loses its quorum when so many copies have expired that too few are left.
@@ -114,6 +115,7 @@ func (s *survey) status() (st backend.Status) {
 			st.Fence = max(st.Fence, f.Status().Fence)
 		}
 	}
+
 	return st
 }
 
@@ -132,6 +134,7 @@ func askFor(ctx context.Context, m *members, c backend.Claim, lead int) *survey 
 		case leadAnswered && (s.holder != nil || s.unheld()):
 			return 0
 		}
+
 		return leadTimeout
 	})[0]
 }

@@ -86,6 +86,7 @@ func (w *waiting) wait(ctx context.Context) (g backend.Grant, err error) {
 			err = fmt.Errorf("no quorum has answered: %w", os.ErrDeadlineExceeded)
 			return g, &backend.UnavailableError{Since: began, Err: err}
 		}
+
 		w.sleep(ctx)
 	}
 
@@ -116,6 +117,7 @@ func (w *waiting) look(ctx context.Context) (backend.Grant, error) {
 		w.vain++
 		return g, err
 	}
+
 	// Count the term from w.asked, so that it ends here before it ends on the nodes.
 	g.Until = w.asked.Add(w.c.TTL - backend.Drift(w.c.TTL))
 	return g, nil
@@ -150,6 +152,7 @@ func (w *waiting) surveyAndTry(
 		// because a rival may have written it, and may be about to ask the other nodes.
 		return w.attempt(ctx, noLead)
 	}
+
 	return g, &backend.HeldError{}
 }
 
@@ -184,6 +187,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 	}
 
 	n := w.ct.m.nodes[lead]
+
 	// Until the subscription is confirmed, the waiter polls, and the Listener keeps trying.
 	ctx, cancel := context.WithTimeout(ctx, n.patience())
 	defer cancel()
@@ -194,6 +198,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 		default:
 		}
 	}
+
 	channel := channelOf(w.c.Key) + ":" + w.ct.id
 	lockKey := redisstore.LockKey(w.c.Key)
 	w.ear, _ = n.store.Subscribe(ctx, channel, lockKey, func(token string, _ bool) {
@@ -203,6 +208,7 @@ func (w *waiting) stand(ctx context.Context, lead int) {
 			time.AfterFunc(minSleep, signal)
 			return
 		}
+
 		signal()
 	})
 }
@@ -259,6 +265,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 			// about to release its votes, or it holds the key.
 			first = minSleep
 		}
+
 		d = min(first<<min(w.vain, 10), longest)
 		d -= rand.N(d * 3 / 4)
 	}
@@ -279,5 +286,6 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 			w.surveyed = time.Time{}
 		}
 	}
+
 	return d
 }

@@ -105,6 +105,7 @@ func (s *Store) send(ctx context.Context, q *request) (a answer, pause time.Dura
 			a.Message = string(text) // of the server's flow control, which answers in plain text
 		}
 	}
+
 	if !isJSON && pause == 0 {
 		return a, 0, s.errorf("%s: the answer is no JSON: that is no API server, or a proxy "+
 			"before it has answered: check the address, and https:// or http://", resp.Status)
@@ -137,6 +138,7 @@ func (s *Store) noAnswer(err error) error {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		hint = ": is the API server running there? check host and port"
 	}
+
 	return s.errorf("%w%s", err, hint)
 }
 
@@ -178,6 +180,7 @@ func (s *Store) refusal(q *request, code int, a *answer) error {
 		return s.errorf("%s: it is overloaded: set hasp.Options.Backoff to seconds, or give "+
 			"the account a PriorityLevelConfiguration", message)
 	}
+
 	return s.errorf("%s", message)
 }
 
@@ -188,5 +191,6 @@ func isOfUID(a *answer) bool {
 			return true
 		}
 	}
+
 	return false
 }

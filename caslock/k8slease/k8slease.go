@@ -57,6 +57,7 @@ func New(client *http.Client, server, namespace string) *Store {
 		host:      "an unknown host",
 		namespace: namespace,
 	}
+
 	if u, err := url.Parse(server); err == nil && u.Host != "" {
 		s.host = u.Host // without a password
 	}
@@ -147,6 +148,7 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 		"labels":      map[string]string{recordName: "true"},
 		"annotations": annotations,
 	}
+
 	if version != "" {
 		maps.Copy(metadata, expected(version))
 	}
@@ -165,12 +167,14 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 			"leaseTransitions":     now.Nanosecond() / 1000,
 			"leaseDurationSeconds": min(ttl/time.Second+1, math.MaxInt32),
 		}
+
 		holder := ""
 		if ttl > 0 {
 			// This is never the identity of a client-go program.
 			holder = "hasp/" + strings.ToValidUTF8(owner, "?")
 			spec["holderIdentity"] = holder
 		}
+
 		body["spec"] = spec
 		annotations[specName] = renewTime + " " + holder
 	}
@@ -191,6 +195,7 @@ func (s *Store) Delete(ctx context.Context, key, version string) error {
 		format: "json",
 		body:   map[string]any{"preconditions": expected(version)},
 	})
+
 	return err
 }
 
@@ -201,6 +206,7 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 		"limit":         {fmt.Sprint(n)},
 		"continue":      {position},
 	}
+
 	list, err := s.call(ctx, request{method: http.MethodGet, path: "?" + query.Encode()})
 	for _, l := range list.Items {
 		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known

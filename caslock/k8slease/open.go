@@ -92,6 +92,7 @@ func parse(node string) (server, namespace string, err error) {
 	case err != nil || u.Hostname() == "":
 		return "", "", invalid("node: a host or a port is wrong: want %s", form)
 	}
+
 	return u.String(), namespace, nil
 }
 
@@ -102,6 +103,7 @@ func config(server string, params map[string]string) (*rest.Config, error) {
 			return nil, invalid("parameter %s: that is for kube://HOST:PORT/NAMESPACE", name)
 		}
 	}
+
 	if server == "" {
 		return defaultConfig(params["context"])
 	}
@@ -109,6 +111,7 @@ func config(server string, params map[string]string) (*rest.Config, error) {
 	if params["context"] != "" {
 		return nil, invalid("parameter context: that is for kube:///NAMESPACE")
 	}
+
 	// client-go reads the files later, and its errors do not name the parameter.
 	for _, name := range []string{"token_file", "ca", "cert", "key"} {
 		if file := params[name]; file != "" {
@@ -117,6 +120,7 @@ func config(server string, params map[string]string) (*rest.Config, error) {
 			}
 		}
 	}
+
 	return &rest.Config{
 		Host:            server,
 		BearerTokenFile: params["token_file"],
@@ -143,6 +147,7 @@ func defaultConfig(contextName string) (*rest.Config, error) {
 		text := strings.Join(strings.Fields(err.Error()), " ")
 		return nil, invalid("kubeconfig: %s: check KUBECONFIG, and kubectl config get-contexts", text)
 	}
+
 	return conf, nil
 }
 

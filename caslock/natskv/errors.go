@@ -89,5 +89,6 @@ func hint(err error) string {
 	case codeNoPeers, codeNoCluster:
 		return "the cluster has fewer servers than replicas: lower the parameter replicas"
 	}
+
 	return ""
 }

@@ -99,6 +99,7 @@ func newStore(
 			"nats stream edit KV_%[1]s --replicas %[3]d", bucket.Bucket, backend.ErrInvalid,
 			bucket.Replicas)
 	}
+
 	// This handle only makes no direct gets. Otherwise a replica that lags could answer a Get.
 	config.AllowDirect = false
 	return &Store{js, kv, stream, bucket, clock, create}, nil
@@ -158,6 +159,7 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 			e.Age = now.CachedInfo().TimeStamp.Sub(m.Time)
 		}
 	}
+
 	return e, nil
 }
 
@@ -173,6 +175,7 @@ func (s *Store) write(
 		jetstream.JSErrCodeStreamWrongLastSequenceConstant: // another write is in flight
 		return 0, caslock.ErrConflict
 	}
+
 	if err != nil {
 		return 0, err
 	}
@@ -189,6 +192,7 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 			n, err = s.write(ctx, name, &nats.Msg{Data: value}, m.Sequence)
 		}
 	}
+
 	if err != nil {
 		return "", err
 	}
@@ -236,6 +240,7 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 			cancel()
 		}()
 	}
+
 	return changes, stop, nil
 }
 
@@ -274,5 +279,6 @@ func (s *Store) Scan(
 			next = version(e.Revision() + 1)
 		}
 	}
+
 	return es, next, nil
 }

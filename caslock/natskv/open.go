@@ -189,6 +189,7 @@ func parse(c hasp.Config) (*settings, error) {
 		}
 		s.servers = append(s.servers, scheme+"://"+net.JoinHostPort(name, port))
 	}
+
 	s.bucket.Bucket = strings.TrimSuffix(bucket, "/")
 	if s.bucket.Bucket == "" {
 		return nil, invalid("node: no bucket after the hosts, such as /locks: want %s", form)
@@ -213,6 +214,7 @@ func userOption(text string) (nats.Option, error) {
 	case both:
 		return nats.UserInfo(user, password), nil
 	}
+
 	return nats.Token(user), nil
 }
 
@@ -239,6 +241,7 @@ func (s *settings) params(params map[string]string) (err error) {
 			}
 		}
 	}
+
 	// The library reads these files again when it reconnects.
 	if file := params["creds"]; file != "" {
 		s.options = append(s.options, nats.UserCredentials(file))

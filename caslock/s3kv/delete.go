@@ -38,6 +38,7 @@ func (s *Store) Delete(ctx context.Context, name, at string) error {
 		}
 		return s.delete(ctx, object, nil)
 	}
+
 	_, err = s.put(ctx, object, nil, at)
 	return err
 }

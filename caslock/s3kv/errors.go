@@ -94,5 +94,6 @@ func hint(s *settings, err error) string {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return "no answer: check the parameter endpoint, and that no firewall is in between"
 	}
+
 	return ""
 }

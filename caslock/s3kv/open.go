@@ -103,6 +103,7 @@ func parse(c hasp.Config) (*settings, error) {
 		}
 		s.endpoint = text
 	}
+
 	var err error
 	if s.pathStyle, err = boolean(c.Params, "use_path_style", s.endpoint != ""); err != nil {
 		return nil, err
@@ -158,6 +159,7 @@ func (s *settings) client(ctx context.Context) (*s3.Client, *http.Transport, err
 
 	return s3.NewFromConfig(conf, func(o *s3.Options) {
 		o.UsePathStyle = s.pathStyle
+
 		// Other servers than Amazon's may not know the checksums of newer versions of the SDK.
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired

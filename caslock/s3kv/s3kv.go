@@ -131,6 +131,7 @@ func answer(err error) error {
 		return fmt.Errorf("s3kv: %w: the store lacks a condition, so it cannot keep locks: %w",
 			backend.ErrInvalid, err)
 	}
+
 	return err
 }
 
@@ -186,6 +187,7 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 			return s.put(ctx, object, value, e.Version)
 		}
 	}
+
 	return v, err
 }
 
@@ -220,6 +222,7 @@ func (s *Store) Scan(
 		Prefix:  &s.prefix,
 		MaxKeys: aws.Int32(int32(n)),
 	}
+
 	if position != "" {
 		in.StartAfter = &position
 	}
@@ -247,6 +250,7 @@ func (s *Store) Scan(
 			<-slots
 		})
 	}
+
 	wg.Wait()
 
 	read := len(all)

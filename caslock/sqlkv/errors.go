@@ -89,6 +89,7 @@ func diagnose(err error) error {
 	default:
 		return err
 	}
+
 	return &said{fmt.Sprintf("%s (%s)", text, hint), err}
 }
 

@@ -258,5 +258,6 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 			next = name
 		}
 	}
+
 	return es, next, rows.Err()
 }

@@ -79,6 +79,7 @@ func (c *Caller) Prompt(ctx context.Context) bool {
 			return true
 		}
 	}
+
 	return c.Traits.Reach == backend.Process
 }
 

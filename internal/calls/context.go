@@ -89,6 +89,7 @@ func (c *Context) Done() <-chan struct{} {
 			c.native.end()
 		}
 	}
+
 	return c.native.Done()
 }
 
@@ -115,6 +116,7 @@ func (c *Context) Err() error {
 	case !c.parents && !time.Now().Before(c.deadline):
 		c.err = context.DeadlineExceeded
 	}
+
 	return c.err
 }
 

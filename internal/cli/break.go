@@ -38,6 +38,7 @@ because it would delete data that may not be a lock.`,
 			})
 		},
 	}
+
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "do not ask")
 	return cmd
 }
@@ -59,6 +60,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 		if err := a.confirm(ctx, key, before); err != nil {
 			return err
 		}
+
 		// Inspect again. The user's answer is about the holder in the question, and another caller
 		// may hold the key by now.
 		now, err := client.Inspect(ctx, key)
@@ -69,6 +71,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 			return fmt.Errorf("%s has changed hands since the question, and was not broken", text.Quote(key))
 		}
 	}
+
 	if err := client.Break(ctx, key); err != nil {
 		return err
 	}
@@ -95,5 +98,6 @@ func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	case line != "y" && line != "yes":
 		return fmt.Errorf("%s was not broken", text.Quote(key))
 	}
+
 	return nil
 }

@@ -104,6 +104,7 @@ func (a *app) root() *cobra.Command {
 		SuggestionsMinimumDistance: 2,
 		Version:                    version(),
 	}
+
 	root.SetVersionTemplate("hasp {{.Version}}\n")
 
 	a.store.register(root)
@@ -115,6 +116,7 @@ func (a *app) root() *cobra.Command {
 			cmd.ValidArgsFunction = a.completeKey
 		}
 	}
+
 	return root
 }
 
@@ -144,8 +146,10 @@ func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (key
 				keys = append(keys, e.Key)
 			}
 		}
+
 		return nil
 	})
+
 	return keys, cobra.ShellCompDirectiveNoFileComp
 }
 
@@ -186,6 +190,7 @@ func (a *app) manCommand() *cobra.Command {
 					page += ".SH \"" + strings.ToUpper(c.CommandPath()) + "\"\n" + roff(c.UseLine()+"\n\n"+cmp.Or(c.Long, c.Short)+"\n\n"+c.LocalFlags().FlagUsages()+"\n"+c.Example)
 				}
 			}
+
 			_, err := io.WriteString(a.out, page+".SH \"FLAGS OF ALL COMMANDS\"\n"+roff(root.PersistentFlags().FlagUsages()))
 			return err
 		},

@@ -65,6 +65,7 @@ func (a *app) conform(cmd *cobra.Command, _ []string) error {
 			counts["pass"], counts["fail"], counts["skip"], text.Duration(time.Since(began)))
 		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: a Go test with package conformance can run it.`)
 	}
+
 	if err != nil && ctx.Err() == nil {
 		return errors.New(strings.TrimPrefix(err.Error(), "conformance: "))
 	}
@@ -96,6 +97,7 @@ func harness(c hasp.Config) conformance.Harness {
 			u.Host = link
 			linked.Nodes = []string{u.String()}
 		}
+
 		return linked.Driver(ctx)
 	}}
 	if server != nil {
@@ -114,6 +116,7 @@ func harness(c hasp.Config) conformance.Harness {
 		maps.DeleteFunc(other.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
 		h.Others[strategy] = func(ctx context.Context, _ string) (backend.Driver, error) { return other.Driver(ctx) }
 	}
+
 	return h
 }
 

@@ -79,6 +79,7 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
 			return a.demo(cmd, &d, page)
 		},
 	}
+
 	f := cmd.Flags()
 	f.IntVar(&d.Increments, "increments", 20, "increments that each worker makes")
 	f.DurationVar(&d.TTL, "ttl", 1500*time.Millisecond, "term of the lock: how long the key stays locked after the kill")
@@ -92,6 +93,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	if d.Increments < 1 {
 		return usagef("--increments %d: want 1 or more", d.Increments)
 	}
+
 	// In "hasp demo | head", a write raises SIGPIPE. Catch it, so that the demo cleans up.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	dir, err := os.MkdirTemp("", "hasp-demo-")
@@ -112,10 +114,12 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 				return err
 			}
 		}
+
 		place = d.Store.Strategy
 		if describe(place).Reach == backend.Process {
 			return usagef("%s excludes the callers of one process, and the demo starts several; name another strategy, or no store", place)
 		}
+
 		// Use the store once, to report its errors before a process is started.
 		client, err := d.Store.Open(ctx, &hasp.Options{Owner: ownerOf(d.Store, cmd.CommandPath())})
 		if err != nil {
@@ -177,6 +181,7 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 	if err != nil {
 		return nil, err
 	}
+
 	// List often enough to show each hold.
 	s := ui.New(client, ui.Options{Store: d.Store.Strategy, Ordered: describe(d.Store.Strategy).Order == InOrder, Prefix: d.Key,
 		Every: 100 * time.Millisecond, Listen: ln.Addr().String(), Redact: a.store.redact})
@@ -239,6 +244,7 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 			return err
 		}
 	}
+
 	for left := demoWorkers; left > 0; left-- {
 		err := <-ended
 		switch {
@@ -249,10 +255,12 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 			left++
 			err = start(demoWorkers+1, d.Increments-dies+1, 0)
 		}
+
 		if err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -269,6 +277,7 @@ func workerError(cmd *exec.Cmd, err error, number int, said string) error {
 	case said == "" && ws.Signaled(): // SIGPIPE, if no process reads the output any more
 		return endedBy(ws.Signal())
 	}
+
 	code := max(cmd.ProcessState.ExitCode(), exitFailed) // -1 after a signal
 	return codeError{code, fmt.Errorf("worker %d: %s", number, strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: "))}
 }
@@ -313,12 +322,14 @@ func (w *worker) work(ctx context.Context) error {
 		}
 		defer client.Close()
 	}
+
 	for i := range w.Turns {
 		time.Sleep(about(w.Work)) // stands for work that needs no lock
 		if err := w.turn(ctx, client, i+1 == w.Dies); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -338,6 +349,7 @@ func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error
 				_ = self.Kill()
 				select {} // until the signal has arrived
 			}
+
 			err := w.increment(lease.Err, " after waiting "+text.Duration(time.Since(began)))
 			wrote = err == nil
 			return err

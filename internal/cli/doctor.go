@@ -70,10 +70,12 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 				err = nil
 			}
 		}
+
 		if err != nil {
 			return &backend.UnavailableError{Err: err}
 		}
 	}
+
 	if d.bad == 0 { // otherwise Open fails for the same reason
 		client, err := c.Open(ctx, nil)
 		if err != nil {
@@ -82,6 +84,7 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 		defer client.Close()
 		d.try(ctx, client)
 	}
+
 	if d.bad > 0 {
 		return fmt.Errorf("bad lines: %d", d.bad)
 	}
@@ -107,6 +110,7 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 			rights = "the user may lock, renew and unlock; the documentation of the strategy lists the rights for the rest"
 		}
 	}
+
 	d.found(redisstore.OK, "rights", rights)
 
 	took := make([]time.Duration, 20)
@@ -118,6 +122,7 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 		}
 		took[i] = time.Since(began)
 	}
+
 	slices.Sort(took)
 	most := took[len(took)-1]
 	d.found(redisstore.OK, "latency", fmt.Sprintf("a lock and its unlock take %s, at most %s of %d; a term shorter than %s is at risk",

@@ -121,5 +121,6 @@ func exitCode(err error) int {
 	case errors.Is(err, hasp.ErrUnavailable):
 		return exitStore
 	}
+
 	return exitFailed
 }

@@ -73,10 +73,12 @@ slots are held, and 1 if a caller could get it.`,
 				case !asJSON:
 					return printStatus(a.out, args[0], status, slots, n)
 				}
+
 				return a.printEntry("  ", args[0], status, slots)
 			})
 		},
 	}
+
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&check, "check", false, "print nothing, and exit with 0 if KEY is held, and 1 if it is free")
 	cmd.Flags().IntVar(&n, "slots", 0, "the number of slots that KEY has, as with hasp run")
@@ -103,6 +105,7 @@ func heldSlots(ctx context.Context, client *hasp.Client, key string, n int) (hel
 			}
 		})
 	}
+
 	wg.Wait()
 	return held, failed
 }
@@ -157,6 +160,7 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 			row(fmt.Sprintf("slot %d", i), "%s", text.Plain(refusal(slots[i]).Error()))
 		}
 	}
+
 	if s.Fence != 0 {
 		row(fence, "%d", s.Fence)
 	}

@@ -69,6 +69,7 @@ func (a *app) leadCommand() *cobra.Command {
 			return l.lead(cmd)
 		},
 	}
+
 	l.commonFlags(cmd)
 	l.graceFlag(cmd)
 	return cmd
@@ -94,6 +95,7 @@ func (l *lead) lead(cmd *cobra.Command) error {
 		defer l.mu.Unlock()
 		cancel()
 	})()
+
 	l.startWait = func() { l.endWait = l.beginWait(ctx, client) }
 
 	err = hasp.Lead(ctx, client, l.key, func(_ context.Context, lease *hasp.Lease) error {

@@ -64,6 +64,7 @@ the lock was lost: another program may have held KEY since.`,
 			return r.handOut(cmd.Context(), client, lease)
 		},
 	}
+
 	r.waitFlags(cmd)
 	for name, usage := range map[string]string{
 		"ttl":      "how long KEY stays taken if it is neither renewed nor unlocked",
@@ -91,6 +92,7 @@ func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Leas
 			_ = lease.Unlock(ctx)
 		}
 	}
+
 	return err
 }
 
@@ -130,6 +132,7 @@ the lock was lost. "hasp lock --help" has an example.`,
 					return err
 				}
 			}
+
 			var handle hasp.Handle
 			if json.Unmarshal([]byte(strings.TrimSpace(line)), &handle) != nil {
 				return usagef("this is not a handle that hasp lock has printed; if it is empty, hasp lock has failed") // do not show the text, which may be secret

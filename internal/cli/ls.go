@@ -57,6 +57,7 @@ To follow the locks, use "watch hasp ls" or "hasp ui".`,
 			})
 		},
 	}
+
 	f := cmd.Flags()
 	f.BoolVar(&asJSON, "json", false, "print JSON, an object on each line")
 	f.BoolVar(&waiting, "waiting", false, "list only keys that callers wait for")
@@ -75,6 +76,7 @@ func list(ctx context.Context, client *hasp.Client, prefix string, waiting bool)
 			byKey[e.Key] = e
 		}
 	}
+
 	return slices.SortedFunc(maps.Values(byKey), func(a, b hasp.Entry) int { return strings.Compare(a.Key, b.Key) }), nil
 }
 
@@ -85,6 +87,7 @@ func (a *app) printLines(all []hasp.Entry) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -101,6 +104,7 @@ func table(out io.Writer, all []hasp.Entry, now time.Time) error {
 			dashUnless(e.Held && !e.Since.IsZero(), text.Duration(now.Sub(e.Since))), dashUnless(e.Held, left),
 			dashUnless(e.Fence != 0, fmt.Sprint(e.Fence)), dashUnless(len(e.Waiters) > 0, fmt.Sprint(len(e.Waiters))))
 	}
+
 	return w.Flush()
 }
 
@@ -134,6 +138,7 @@ func holder(e hasp.Entry) string {
 	case ui.Foreign(e.Status):
 		return "(not of this strategy)"
 	}
+
 	if e.Kept {
 		return label(e.Owner) + " (min hold)"
 	}

@@ -113,6 +113,7 @@ func (a *app) runCommand() *cobra.Command {
 			return r.run(cmd)
 		},
 	}
+
 	r.waitFlags(cmd)
 	r.graceFlag(cmd)
 	cmd.Flags().BoolVar(&r.skip, "skip", false,
@@ -177,6 +178,7 @@ func runArgs(cmd *cobra.Command, args []string) error {
 	case dash > 1:
 		return fmt.Errorf("%d keys given: %s", dash, want)
 	}
+
 	return nil
 }
 
@@ -190,6 +192,7 @@ func oneArg(cmd *cobra.Command, args []string) error {
 	case 1:
 		return nil
 	}
+
 	return fmt.Errorf("%d arguments given: %s", len(args), want)
 }
 

@@ -42,6 +42,7 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 			return hasp.Config{}, usagef("--%s is empty: give it a value, or leave it out", name)
 		}
 	}
+
 	if s.file != "" {
 		c, err := readConfig(s.file)
 		s.learn(c)
@@ -92,6 +93,7 @@ func registered(c hasp.Config) error {
 	case c.Strategy == "pglock" || c.Strategy == "etcdlock":
 		return usagef("this hasp is built without %s: in the clone, \"go -C cmd/hasp-all install .\" installs hasp-all, which has it", c.Strategy)
 	}
+
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
 }
 
@@ -159,6 +161,7 @@ func (s *storeFlags) redact(text string) string {
 			text = strings.ReplaceAll(text, pw, "xxxxx")
 		}
 	}
+
 	return text
 }
 

@@ -45,6 +45,7 @@ func describe(name string) Strategy {
 			return s
 		}
 	}
+
 	return Strategy{}
 }
 

@@ -52,6 +52,7 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
 			return a.ui(cmd, o)
 		},
 	}
+
 	f := cmd.Flags()
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:7420", "serve the page at `HOST:PORT`; port 0 is any free one")
 	f.StringVar(&o.Token, "token", "", "let only browsers in that present `TOKEN` (default: "+uiToken+" in the environment)")
@@ -71,6 +72,7 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	case o.Token != "" && len(o.Token) < minToken:
 		return usagef("the token has %d characters: want %d or more", len(o.Token), minToken)
 	}
+
 	if fromFlag {
 		a.complain("warning: other users of this host can read --token in the process list; put the token into %s", uiToken)
 	}
@@ -120,5 +122,6 @@ func listenAt(ctx context.Context, at string) (net.Listener, error) {
 	case err != nil:
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
+
 	return ln, nil
 }

@@ -94,6 +94,7 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 	case s.Held:
 		by = fmt.Sprintf(", %v", refusal(s))
 	}
+
 	r.complain("waiting for %s%s", text.Quote(r.key), by)
 	return true
 }

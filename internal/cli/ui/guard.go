@@ -35,6 +35,7 @@ func newGuard(o Options) guard {
 			g.hosts = append(g.hosts, strings.ToLower(name))
 		}
 	}
+
 	// A browser sends a cookie to all ports of a host. Put the port into the name, so that each
 	// hasp ui of a host has its own cookie.
 	g.cookie = "hasp_ui_" + port
@@ -72,6 +73,7 @@ func (g *guard) admit(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "requests of other sites are refused: type the address into the browser", http.StatusForbidden)
 		return false
 	}
+
 	return g.token == "" || g.authorized(w, r)
 }
 
@@ -94,6 +96,7 @@ func sameOrigin(r *http.Request) bool {
 	default:
 		return false
 	}
+
 	origin := r.Header.Get("Origin")
 	if origin == "" {
 		return true
@@ -109,6 +112,7 @@ func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 	if given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && equal(given, g.token) {
 		return true
 	}
+
 	// If the address has ?token=, go on to the redirect even with the cookie, because the redirect
 	// removes the token.
 	c, err := r.Cookie(g.cookie)
@@ -126,10 +130,12 @@ func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
 			SameSite: http.SameSiteStrictMode,
 			Secure:   r.TLS != nil,
 		})
+
 		w.Header().Set("Location", "/")
 		w.WriteHeader(http.StatusSeeOther)
 		return false
 	}
+
 	w.Header().Set("WWW-Authenticate", "Bearer")
 	http.Error(w, "a token is needed: add ?token= and the token to the address", http.StatusUnauthorized)
 	return false

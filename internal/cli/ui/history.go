@@ -95,8 +95,10 @@ func (h *history) follow(old, l *lock) {
 				return
 			}
 		}
+
 		l.open = append(l.open, span{key: l.Key, owner: owner, State: state, From: ms(from)})
 	}
+
 	switch {
 	case l.share > 0:
 		for _, owner := range l.Shared {
@@ -105,6 +107,7 @@ func (h *history) follow(old, l *lock) {
 	case l.Held:
 		open(l.Owner, holds, began)
 	}
+
 	for _, owner := range l.Waiters {
 		open(owner, waits, l.seen)
 	}
@@ -126,6 +129,7 @@ func (h *history) follow(old, l *lock) {
 				s.Stale = ms(old.until().Add(-old.most * 2 / 3))
 			}
 		}
+
 		s.From = min(s.From, s.To)
 		h.add(s)
 	}
@@ -152,6 +156,7 @@ func how(old *lock, at time.Time) string {
 	case old.Kept, at.Before(until):
 		return released
 	}
+
 	return ended
 }
 
@@ -186,6 +191,7 @@ func (h *history) lanes(key string, l *lock) []ownerHistory {
 			spans = append(spans, s)
 		}
 	}
+
 	spans = spans[max(0, len(spans)-spansInAnswer):]
 	if l != nil {
 		spans = append(spans, l.open...)
@@ -201,7 +207,9 @@ func (h *history) lanes(key string, l *lock) []ownerHistory {
 			at[s.owner] = i
 			lanes = append(lanes, ownerHistory{Owner: shown(s.owner)})
 		}
+
 		lanes[i].Spans = append(lanes[i].Spans, s)
 	}
+
 	return lanes
 }

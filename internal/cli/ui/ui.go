@@ -85,6 +85,7 @@ func New(src Source, o Options) *Server {
 			http.ServeFileFS(w, r, files, "page/"+file.name)
 		})
 	}
+
 	s.mux.HandleFunc("/locks", s.serveLocks)
 	s.mux.HandleFunc("/key", s.serveKey)
 	return s
@@ -114,6 +115,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    1 << 17,
 	}
+
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(ln) }()
 
@@ -127,6 +129,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 			srv.Close() // a request is still being answered
 		}
 	}
+
 	return err
 }
 

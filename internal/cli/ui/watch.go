@@ -77,6 +77,7 @@ func (w *watcher) await(ctx context.Context, has int) {
 	case <-ctx.Done():
 		return
 	}
+
 	w.mu.Lock()
 	lists, next := w.lists, w.next
 	w.mu.Unlock()
@@ -90,6 +91,7 @@ func (w *watcher) await(ctx context.Context, has int) {
 	case <-ctx.Done():
 		return
 	}
+
 	began := time.Now()
 	w.look(ctx, idle)
 	took := time.Since(began)
@@ -139,6 +141,7 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	case idle:
 		w.history.addGap("unwatched", w.listed, now)
 	}
+
 	w.compare(next, now)
 	w.listed = began
 	w.took = now.Sub(began)
@@ -163,6 +166,7 @@ func (w *watcher) list(ctx context.Context) (next map[string]*lock, more int, er
 		next[e.Key] = l
 		bytes += l.size
 	}
+
 	return next, more, nil
 }
 
@@ -176,8 +180,10 @@ func newLock(e backend.Entry) *lock {
 			l.size += len(s)
 			short = append(short, s)
 		}
+
 		return short
 	}
+
 	l.Owner = strings.Clone(e.Owner[:min(len(e.Owner), maxName)])
 	l.Waiters = cut(e.Waiters)
 	l.Shared = cut(e.Shared)
@@ -214,11 +220,13 @@ func (w *watcher) compare(next map[string]*lock, now time.Time) {
 		}
 		w.history.follow(old, l)
 	}
+
 	for key, old := range w.known {
 		if next[key] == nil {
 			w.history.follow(old, &lock{Entry: backend.Entry{Key: key}, seen: now})
 		}
 	}
+
 	w.known = next
 }
 
@@ -238,6 +246,7 @@ func (w *watcher) detail(key string) detail {
 			d.Shared = append(d.Shared, shown(s))
 		}
 	}
+
 	d.Lanes = w.history.lanes(key, l)
 	d.Gaps = append([]unwatched{}, w.history.gaps...)
 	if w.failed != "" && !w.listed.IsZero() {
