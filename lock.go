@@ -102,6 +102,8 @@ func (r *request) check(t backend.Traits) error {
 	case r.name == "":
 		r.refuse("empty key")
 	case r.err != nil:
+	case 0 < r.maxHold && r.maxHold < r.minHold:
+		r.refuse("min hold %v is above max hold %v", r.minHold, r.maxHold)
 	case r.fenced && !t.Fenced:
 		r.err = fmt.Errorf("fence: %w", errors.ErrUnsupported)
 	case r.minHold > 0 && !t.MinHold:

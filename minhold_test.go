@@ -41,7 +41,7 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 		{"longer than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 4 * time.Second},
 		{"with several renewals", []hasp.Option{hasp.WithMinHold(time.Minute)}, 50 * time.Second, 10 * time.Second},
 		{"without renewal", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 29 * time.Second, 31 * time.Second},
-		{"with a shorter max hold", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(10 * time.Second)}, time.Second, 59 * time.Second},
+		{"with a max hold", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(time.Minute)}, time.Second, 59 * time.Second},
 		{"with a fence", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithFence()}, time.Second, 59 * time.Second},
 		{"that is over", []hasp.Option{hasp.WithMinHold(time.Minute)}, time.Minute, 0},
 		{"of zero", []hasp.Option{hasp.WithMinHold(0)}, 0, 0},

@@ -178,7 +178,7 @@ func WithMaxHold(d time.Duration) Option {
 // the term. Then another process can do the job.
 //
 // If several leases share a hold by re-entry, the latest end of a min hold counts. Zero means no
-// minimum. A d below zero or above 36 years is ErrInvalid. If the driver has no
+// minimum. A d below zero, above 36 years or above the max hold is ErrInvalid. If the driver has no
 // [backend.Traits].MinHold, the error is errors.ErrUnsupported, and the key is not locked.
 func WithMinHold(d time.Duration) Option {
 	return func(r *request) {

@@ -59,6 +59,7 @@ func (c Config) GoString() string { return c.String() }
 // it may be a list of hosts. In a password, write a question mark as %3F, and in a parameter an "@"
 // as %40.
 func ParseURL(rawURL string) (Config, error) {
+	rawURL = strings.TrimSpace(rawURL) // a file or a Secret ends with a newline
 	scheme, rest, ok := strings.Cut(rawURL, "://")
 	if rawURL == "" {
 		return Config{}, fmt.Errorf("%w: url is empty: want STRATEGY://…, such as memlock://",
@@ -330,6 +331,8 @@ func lookup(strategy string) (opener, error) {
 			strategy)
 	case strategy == "mariadb":
 		hint = "MariaDB is reached as mysql://…"
+	case strategy == "caslock":
+		hint = "name the store: kube, mysql, nats, s3 or sqlite"
 	case packages[strategy] != "":
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+packages[strategy])
 	}

@@ -22,6 +22,7 @@ func TestParseURL(t *testing.T) {
 	for url, want := range map[string]hasp.Config{
 		"memlock://":                    {Strategy: "memlock"},
 		"memlock://jobs?ttl=5s":         {Strategy: "memlock", Nodes: []string{"jobs"}, Params: map[string]string{"ttl": "5s"}},
+		" memlock://\r\n":               {Strategy: "memlock"},
 		"filelock:///var/lock/app":      {Strategy: "filelock", Nodes: []string{"/var/lock/app"}},
 		"spinlock+redis://u:p@h:1/2?x=": {Strategy: "spinlock", Nodes: []string{"redis://u:p@h:1/2"}, Params: map[string]string{"x": ""}},
 		"redlock+redis://a:1,b:2,c:3?prefix=app%3A&owner=a+b": {Strategy: "redlock", Nodes: []string{"redis://a:1,b:2,c:3"},
@@ -65,6 +66,7 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 		"short://":                              "ttl 30s is above 5s",
 		"postgres://u:hunter2@a/db":             "put pglock before it, as in pglock+postgres://…",
 		"etcds://a":                             "put etcdlock before it, as in etcdlock+etcds://…",
+		"caslock://":                            "name the store: kube, mysql, nats, s3 or sqlite",
 		"memlok://":                             `unknown strategy "memlok" (registered: memlock`,
 		"spinlock+redis://u:hunter2@a":          `add: import _ "github.com/hasplock/hasp/spinlock"`,
 		"memlock+redis://u:hunter2@a":           "memlock has no transport",
@@ -207,6 +209,7 @@ func TestBadArguments(t *testing.T) {
 		"no min hold":               {"k", []hasp.Option{hasp.WithMinHold(time.Minute)}, errors.ErrUnsupported},
 		"min hold below zero":       {"k", []hasp.Option{hasp.WithMinHold(-1)}, hasp.ErrInvalid},
 		"min hold of 200 years":     {"k", []hasp.Option{hasp.WithMinHold(200 * 365 * 24 * time.Hour)}, hasp.ErrInvalid},
+		"min hold above max hold":   {"k", []hasp.Option{hasp.WithMinHold(2), hasp.WithMaxHold(1)}, hasp.ErrInvalid},
 		"no slots":                  {"k", []hasp.Option{hasp.WithSlots(0)}, hasp.ErrInvalid},
 		"a number of slots below 0": {"k", []hasp.Option{hasp.WithSlots(-1)}, hasp.ErrInvalid},
 		"101 slots":                 {"k", []hasp.Option{hasp.WithSlots(101)}, hasp.ErrInvalid},

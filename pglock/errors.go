@@ -24,12 +24,27 @@ type said struct {
 func (s *said) Error() string { return s.text }
 func (s *said) Unwrap() error { return s.err }
 
-// oneLine returns err with a text of one line. An error about several hosts has several lines.
+// oneLine returns err with a text of one line.
 func oneLine(err error) error {
 	if err == nil || !strings.ContainsAny(err.Error(), "\n\r") {
 		return err
 	}
-	return &said{strings.Join(strings.Fields(err.Error()), " "), err}
+	return &said{flat(err), err}
+}
+
+// flat returns the text of an error in one line. An error about connections has a line for each
+// attempt. It has the same line twice if pgx has tried a host with TLS and without.
+func flat(err error) string {
+	var words []string
+	seen := map[string]bool{}
+	for line := range strings.Lines(err.Error()) {
+		line = strings.TrimSpace(line)
+		if !seen[line] {
+			seen[line] = true
+			words = append(words, strings.Fields(line)...)
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // badConfig returns the error of a URL or a parameter that pgx cannot use. The text of pgx begins
@@ -41,7 +56,7 @@ func badConfig(err error, secrets ...string) error {
 		return fmt.Errorf("%w: %s %s: %w", backend.ErrInvalid, path.Op, path.Path, path.Err)
 	}
 
-	text := strings.Join(strings.Fields(err.Error()), " ")
+	text := flat(err)
 	text = text[strings.LastIndex(text, "`")+1:]
 	for _, secret := range secrets {
 		if secret != "" && strings.Contains(text, secret) {
@@ -56,7 +71,7 @@ func diagnose(err error) error {
 	if err == nil {
 		return nil
 	}
-	text := strings.Join(strings.Fields(err.Error()), " ")
+	text := flat(err)
 	var reply *pgconn.PgError
 	if errors.As(err, &reply) {
 		text = reply.Message

@@ -69,6 +69,9 @@ func TestUnreachable(t *testing.T) {
 	const dead = "127.0.0.1:1" // port 1 belongs to tcpmux, and the kernel gives it to no socket by chance
 	_, err := hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+dead+"/db", nil)
 	clear(t, err, "is PostgreSQL running there?")
+	if n := strings.Count(err.Error(), "dial tcp"); n != 1 {
+		t.Errorf("the error says %d times what happened: %v", n, err)
+	}
 	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+dead+","+dead+"/db", nil)
 	clear(t, err, "is PostgreSQL running there?")
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -68,6 +69,9 @@ func endedBy(sig os.Signal) error {
 	return codeError{exitSignal + int(sig.(syscall.Signal)), errors.New("ended by signal: " + sig.String())}
 }
 
+// exclusive matches cobra's error about flags that exclude each other.
+var exclusive = regexp.MustCompile(`none of the others can be; \[(.*)\] were all set`)
+
 // exit prints err in one line and returns the exit code.
 func (a *app) exit(cmd *cobra.Command, err error) int {
 	if err == nil {
@@ -75,6 +79,9 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 	}
 	if !a.ran {
 		words := strings.Replace(err.Error(), "\n\nDid you mean this?", "; did you mean", 1)
+		if m := exclusive.FindStringSubmatch(words); m != nil {
+			words = "--" + strings.ReplaceAll(m[1], " ", " and --") + " exclude each other: give one of them"
+		}
 		a.complain("%s (see %q)", strings.Join(strings.Fields(words), " "), cmd.CommandPath()+" --help")
 		return exitUsage
 	}
