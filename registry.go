@@ -1,7 +1,9 @@
 package hasp
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,8 +19,8 @@ import (
 )
 
 // Config names a driver and its settings. [ParseURL] creates one from a URL. A Config can be
-// decoded from YAML and JSON; in JSON each parameter is a string. Let the decoder refuse unknown
-// fields. Otherwise, if the field params is misspelt, all parameters in it are ignored.
+// decoded from YAML and JSON. Let the decoder refuse unknown fields. Otherwise, if the field params
+// is misspelt, all parameters in it are ignored.
 //
 //	strategy: spinlock
 //	nodes: ["redis://user:password@host:6379/0"]
@@ -33,7 +35,32 @@ type Config struct {
 
 	// Params are the strategy's own parameters, and ttl, timeout, prefix and owner, which set the
 	// fields of [Options] with these names. Unknown parameters are refused.
-	Params map[string]string `json:"params,omitempty" yaml:"params,omitempty"`
+	Params Params `json:"params,omitempty" yaml:"params,omitempty"`
+}
+
+// Params are the parameters of a [Config], by their names. In JSON and YAML a value may also be a
+// number or a boolean, whose text counts.
+type Params map[string]string
+
+// UnmarshalJSON makes Params a [json.Unmarshaler].
+func (p *Params) UnmarshalJSON(text []byte) error {
+	var values map[string]any
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	if err := d.Decode(&values); err != nil {
+		return err
+	}
+
+	*p = Params{}
+	for name, v := range values {
+		switch v.(type) {
+		case string, json.Number, bool:
+			(*p)[name] = fmt.Sprint(v)
+		default:
+			return fmt.Errorf("parameter %s: want a text, a number or a boolean", name)
+		}
+	}
+	return nil
 }
 
 // String returns the strategy and the number of nodes. It omits the nodes, which may contain

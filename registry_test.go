@@ -123,13 +123,13 @@ func TestConfigDecodesFromYAMLAndJSON(t *testing.T) {
 		Params: map[string]string{"ttl": "5s", "retries": "3", "ratio": "0.5", "tls": "true"}}
 	var fromYAML, fromJSON hasp.Config
 	await.Must(t, yaml.Unmarshal([]byte("strategy: x\nnodes: ['redis://h:1']\nparams: {ttl: 5s, retries: 3, ratio: 0.5, tls: true}"), &fromYAML))
-	await.Must(t, json.Unmarshal([]byte(`{"strategy":"x","nodes":["redis://h:1"],"params":{"ttl":"5s","retries":"3","ratio":"0.5","tls":"true"}}`), &fromJSON))
+	await.Must(t, json.Unmarshal([]byte(`{"strategy":"x","nodes":["redis://h:1"],"params":{"ttl":"5s","retries":3,"ratio":0.5,"tls":true}}`), &fromJSON))
 	for _, got := range []hasp.Config{fromYAML, fromJSON} {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got %q, want %q", got.Params, want.Params)
 		}
 	}
-	for _, bad := range []string{`{"params":{"a":1}}`, `{"params":{"a":[1]}}`, `{"params":3}`} {
+	for _, bad := range []string{`{"params":{"a":null}}`, `{"params":{"a":[1]}}`, `{"params":3}`} {
 		var c hasp.Config
 		if err := json.Unmarshal([]byte(bad), &c); err == nil {
 			t.Errorf("%s: decoded as %q", bad, c.Params)

@@ -102,7 +102,7 @@ func TestBadInput(t *testing.T) {
 		"bad port":            {[]string{"inspect", "key", "--url", redis + ":port"}, exitUsage, "port"},
 		"bad database":        {[]string{"inspect", "key", "--url", redis + "/zero"}, exitUsage, "database"},
 		"control characters":  {[]string{"inspect", "key", "--url", "mem\x1b[2Jlock://"}, exitUsage, `unknown strategy "mem\x1b[2Jlock"`},
-		"url and config":      {[]string{"inspect", "key", "--url", "memlock://", "--config", "x"}, exitUsage, "[url config] are set none of the others can be"},
+		"url and config":      {[]string{"inspect", "key", "--url", "memlock://", "--config", "x"}, exitUsage, "--config and --url exclude each other"},
 		"no server":           {[]string{"inspect", "key", "--url", redis + ":1"}, exitStore, "connection refused"},
 		"directory is a file": {[]string{"inspect", "key", "--url", "filelock://" + unwritable(t, "file")}, exitStore, "not a directory"},
 
