@@ -10,9 +10,6 @@ import (
 	"google.golang.org/grpc"
 )
 
-// maxBeats bounds how many keep-alives of a Client are under way at once.
-const maxBeats = 64
-
 // beat is a keep-alive with its answer.
 type beat struct {
 	// A time before the keep-alive was sent, by the driver's clock. The lease does not end before
@@ -44,24 +41,10 @@ func (b beat) outcome(l *lease, r txnAnswer) error {
 	return nil
 }
 
-// beat sends a keep-alive, which begins the term of a lease anew.
-func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
-	select {
-	case c.beats <- struct{}{}:
-		defer func() { <-c.beats }()
-	case <-ctx.Done():
-		return beat{err: ctx.Err()}
-	}
-
-	b, err := call(ctx, c, func(m *member) (beat, error) { return m.beat(ctx, lease) })
-	b.err = err
-	return b
-}
-
-// beat sends a keep-alive on a stream of its own. etcd answers the keep-alives of a stream one after
+// sendBeat sends a keep-alive to m, on a stream of its own. etcd answers the keep-alives of a stream one after
 // another, and waits with the answer while it ends that lease. So on a common stream, a lease that
 // ends would hold up the others. A stream costs etcd about as much as a call.
-func (m *member) beat(ctx context.Context, lease int64) (beat, error) {
+func sendBeat(ctx context.Context, m *member, lease int64) (beat, error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end() // ends the stream
 	began := m.cluster.clock.now()

@@ -30,6 +30,8 @@ const (
 	signInTime = 10 * time.Second       // bounds one search if there is a user, because etcd checks passwords slowly
 	minRest    = 100 * time.Millisecond // the pause after a search that found no member
 	maxRest    = time.Second            // the longest pause, after several such searches
+
+	maxBeats = 64 // how many keep-alives are under way at once
 )
 
 // cluster contains the endpoints of the etcd and the member in use. Each member has a client of its
@@ -76,7 +78,7 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 
 		notSent := isUnsent(err) || errors.As(err, new(*noChange))
 		if try == 0 && m.user.refuses(err) {
-			if err = m.signIn(ctx, token); err == nil {
+			if err = m.user.signIn(ctx, m, token); err == nil {
 				continue
 			}
 			c.answered(m, err) // etcd may refuse the password now
@@ -91,6 +93,20 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 		}
 		return v, err
 	}
+}
+
+// beat sends a keep-alive, which begins the term of a lease anew.
+func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
+	select {
+	case c.beats <- struct{}{}:
+		defer func() { <-c.beats }()
+	case <-ctx.Done():
+		return beat{err: ctx.Err()}
+	}
+
+	b, err := call(ctx, c, func(m *member) (beat, error) { return sendBeat(ctx, m, lease) })
+	b.err = err
+	return b
 }
 
 // The method member returns the member in use.
@@ -325,11 +341,10 @@ type member struct {
 	leases   pb.LeaseClient // can choose the numbers of leases, unlike the methods of the field client
 	cluster  *cluster
 	user     user
+	watcher  watcher
 	begun    atomic.Int32 // how many connections the client has made
 	over     atomic.Bool  // the connection has ended, or another one has begun
 
-	mu      sync.Mutex // guards the field watches
-	watches *watches   // nil before the first watch
 }
 
 // connect returns a member. If conf has a user, the member is connected already, because etcd has
@@ -346,6 +361,7 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 
 	conf.Endpoints = []string{endpoint}
 	m := &member{endpoint: endpoint, cluster: c}
+	m.watcher.m = m
 	conf.DialOptions = append(slices.Clip(conf.DialOptions), grpc.WithStatsHandler(m))
 	if conf.Username != "" {
 		m.user.name = conf.Username
@@ -362,7 +378,7 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	m.client = client
 	m.leases = pb.NewLeaseClient(client.ActiveConnection())
 	if m.user.name != "" {
-		if err := m.signIn(c.ctx, nil); err != nil {
+		if err := m.user.signIn(c.ctx, m, nil); err != nil {
 			m.close()
 			return nil, err
 		}

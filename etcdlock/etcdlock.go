@@ -212,7 +212,7 @@ func (d *driver) tick() {
 	for d.cluster.ctx.Err() == nil {
 		d.wakeOne()
 		if m := d.cluster.inUse(); m != nil {
-			m.pruneWatches()
+			m.watcher.prune()
 		}
 		d.pool.prune(idleTime)
 		pause(d.cluster.ctx, liveness)

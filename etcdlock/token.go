@@ -98,40 +98,6 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	return n.grant(c, c.TTL), nil
 }
 
-// The method doubt records that h's entry may be under h.lease or the argument other. Unless h has
-// ended, both leases live on. The next renewal or release changes the entry and calls settle.
-func (h *hold) doubt(other *lease) {
-	if h == nil {
-		return // the new lease serves the hold, or ends by itself
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.over.Store(true) // under mu, so that settle either ends h.lease, or finds it in others
-	switch {
-	case !h.ended:
-		h.others = append(h.others, h.lease, other)
-	case other != h.lease: // because a Release may have given h.lease back to the pool, another hold may use it
-		h.d.bury(other)
-	}
-}
-
-// The method settle ends the leases that the hold h does not use any more; h may be nil. It is
-// called after the entry was moved to another lease, or removed. Therefore a late put of h has no
-// effect, because the put's lease has ended, or the entry has changed.
-func (h *hold) settle(ended bool) {
-	if h == nil {
-		return
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.abandon()
-	for _, l := range h.others {
-		h.d.bury(l)
-	}
-	h.others = nil
-	h.ended = h.ended || ended
-}
-
 // rewrite puts an entry again, with another value and another lease, and returns the new entry. The
 // new entry has the same name and create revision, and therefore the same place and fence. rewrite
 // returns errGone if the entry has changed since it was read.

@@ -37,8 +37,7 @@ func (u *user) refuses(err error) bool {
 
 // signIn waits until another token has replaced the token old. One check of the password serves all
 // callers, and lasts longer than the call of one of them may.
-func (m *member) signIn(ctx context.Context, old *string) error {
-	u := &m.user
+func (u *user) signIn(ctx context.Context, m *member, old *string) error {
 	u.mu.Lock()
 	if u.token.Load() != old {
 		u.mu.Unlock()

@@ -352,7 +352,7 @@ func (w *waiter) see(r txnAnswer, rivals []*mvccpb.KeyValue) (isFirst bool) {
 	name := string(w.ahead.Key)
 	if w.watch == nil || w.watch.m != r.m || w.watch.name != name || w.watch.over.Load() {
 		w.watch.stop()
-		w.watch = r.m.watch(name, w.read+1, w.wake)
+		w.watch = r.m.watcher.watch(name, w.read+1, w.wake)
 	}
 	return false
 }

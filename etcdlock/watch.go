@@ -10,6 +10,14 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
+// watcher opens the watches of one member.
+type watcher struct {
+	m *member
+
+	mu      sync.Mutex // guards the field watches
+	watches *watches   // those on the stream in use; nil before the first watch
+}
+
 // watches are the watches of one member, which share a stream. The stream stays open as long as the
 // member is in use, or until its auth token has expired. When the stream ends, the watches end.
 type watches struct {
@@ -46,8 +54,8 @@ type watch struct {
 
 // watch watches the entry with this name for deletions at the revision from or later. The result has
 // ended already if a watch could not be confirmed lately.
-func (m *member) watch(name string, from int64, wake chan<- struct{}) *watch {
-	ws := m.currentWatches()
+func (wr *watcher) watch(name string, from int64, wake chan<- struct{}) *watch {
+	ws := wr.current()
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if w := ws.idle[name]; w != nil {
@@ -58,7 +66,7 @@ func (m *member) watch(name string, from int64, wake chan<- struct{}) *watch {
 	}
 
 	ws.last++
-	w := &watch{id: ws.last, name: name, m: m, watches: ws, wake: wake}
+	w := &watch{id: ws.last, name: name, m: wr.m, watches: ws, wake: wake}
 	if ws.over {
 		w.over.Store(true)
 		return w
@@ -76,16 +84,16 @@ func (m *member) watch(name string, from int64, wake chan<- struct{}) *watch {
 	return w
 }
 
-// currentWatches returns the watches on the stream in use. It opens a stream in place of one that
-// has ended, but only once in maxRest if etcd has confirmed no watch.
-func (m *member) currentWatches() *watches {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	old := m.watches
+// current returns the watches on the stream in use. It opens a stream in place of one that has
+// ended, but only once in maxRest if etcd has confirmed no watch.
+func (wr *watcher) current() *watches {
+	wr.mu.Lock()
+	defer wr.mu.Unlock()
+	old := wr.watches
 	if old != nil && !old.isReplaceable() {
 		return old
 	}
-	ctx, end := context.WithCancel(m.client.Ctx())
+	ctx, end := context.WithCancel(wr.m.client.Ctx())
 	ws := &watches{
 		opened: time.Now(),
 		end:    end,
@@ -93,13 +101,13 @@ func (m *member) currentWatches() *watches {
 		byID:   map[int64]*watch{},
 		idle:   map[string]*watch{},
 	}
+	wr.watches = ws
 
-	m.watches = ws
-
-	// A goroutine opens the stream. If the call of a waiter opened it, the end of the call would end it.
-	m.cluster.spawn(func() {
+	// A goroutine opens the stream, because if the call of a waiter opened it, the end of that call
+	// would end it.
+	wr.m.cluster.spawn(func() {
 		defer ws.fail()
-		ws.run(ctx, pb.NewWatchClient(m.client.ActiveConnection()))
+		ws.run(ctx, pb.NewWatchClient(wr.m.client.ActiveConnection()))
 	})
 	return ws
 }
@@ -230,11 +238,11 @@ func (ws *watches) cancelLocked(w *watch) {
 	ws.sendLocked(&pb.WatchRequest{RequestUnion: request})
 }
 
-// pruneWatches cancels the watches that no waiter has used for a while.
-func (m *member) pruneWatches() {
-	m.mu.Lock()
-	ws := m.watches
-	m.mu.Unlock()
+// prune cancels the watches that no waiter has used for a while.
+func (wr *watcher) prune() {
+	wr.mu.Lock()
+	ws := wr.watches
+	wr.mu.Unlock()
 	if ws == nil {
 		return
 	}
