@@ -164,13 +164,13 @@ func (a *caller) bounds() bounds {
 
 const maxMinHold = 300 * time.Millisecond
 
-// keep adds a random min hold to a call, and a max hold that may be shorter than the min hold.
+// keep adds a random min hold to a call, and a max hold that is not shorter.
 func (a *caller) keep(b *bounds) {
 	b.minHold = 1 + a.upTo(maxMinHold)
 	b.grant = new(grant)
 	b.ctx = context.WithValue(b.ctx, grantKey{}, b.grant)
 	b.opts = append(b.opts, hasp.WithMinHold(b.minHold),
-		hasp.WithMaxHold(time.Millisecond+a.upTo(800*time.Millisecond)))
+		hasp.WithMaxHold(b.minHold+a.upTo(800*time.Millisecond)))
 }
 
 // share adds WithShared to some calls, if the driver has Traits.Shared.
