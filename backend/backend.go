@@ -123,6 +123,15 @@ func Definite(err error) bool {
 	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
 }
 
+// Outage returns err as an [*UnavailableError], unless err is nil, definite, or about the end of ctx.
+// A constructor that calls its store returns such an error, because no engine marks it.
+func Outage(ctx context.Context, err error) error {
+	if err == nil || Definite(err) || ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return &UnavailableError{Err: err}
+}
+
 // HeldError is ErrHeld with the details that the store knows about the hold.
 type HeldError struct {
 	// RetryAfter is how long the present term still runs, by the store's clock; zero if the driver

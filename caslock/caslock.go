@@ -50,7 +50,7 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 
 	sweeps, err := probe(ctx, store)
 	if err != nil {
-		return nil, fmt.Errorf("caslock: %w", err)
+		return nil, fmt.Errorf("caslock: %w", backend.Outage(ctx, err))
 	}
 
 	rs := newRecords(store)

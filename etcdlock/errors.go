@@ -125,16 +125,42 @@ func explain(ctx context.Context, endpoint string, err error) error {
 	case is(err, rpctypes.ErrPermissionDenied):
 		hint = "grant the user's role readwrite on the prefix " + root +
 			": etcdctl role grant-permission ROLE readwrite --prefix " + root
-	case strings.HasPrefix(endpoint, "https:") && !strings.Contains(text, "Error while dialing"):
-		hint = "use etcd:// if it speaks no TLS; otherwise check the parameters ca, server_name, cert and key"
-	case strings.Contains(text, "error reading server preface"):
+	case strings.HasPrefix(endpoint, "https:") && hintTLS(text) != "":
+		hint = hintTLS(text)
+	case strings.Contains(text, "server preface") && !strings.Contains(text, "reset by peer"):
 		hint = "it is no etcd, or wants TLS: check the port, or use etcds://"
+	case strings.Contains(text, "connection refused"):
+		hint = "is etcd running there? check host and port"
+	case strings.Contains(text, "no such host"):
+		hint = "check the host"
 	}
 
 	if text = plain(text); hint != "" {
 		text += " (" + hint + ")"
 	}
 	return fmt.Errorf("etcd at %s: %s", shown(endpoint), text)
+}
+
+// hintTLS returns what to do about the error of a connection with TLS, or "" if there is no advice.
+func hintTLS(text string) string {
+	// If the server speaks no TLS or wants a certificate, it ends the connection. The client may
+	// write before it reads the server's alert.
+	const ended = "use etcd:// if it speaks no TLS; if it wants a client's certificate, set cert and key"
+	for sign, hint := range map[string]string{
+		"unknown authority":        "name the file of its certificate authority: ca",
+		"certificate is valid for": "set server_name to a name in its certificate",
+		"certificate is not valid": "set server_name to a name in its certificate",
+		"like a TLS handshake":     "it speaks no TLS: use etcd://",
+		"remote error: tls":        "check the client's certificate: cert and key",
+		"broken pipe":              ended,
+		"reset by peer":            ended,
+		"EOF":                      ended,
+	} {
+		if strings.Contains(text, sign) {
+			return hint
+		}
+	}
+	return ""
 }
 
 // plain returns the last part of a gRPC error's text, which names the cause.

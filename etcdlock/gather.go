@@ -151,7 +151,7 @@ func (g *gather) send(batch []*change) {
 	r, err := g.d.txn(ctx, nil, parts)
 	if isGone(err) || backend.Definite(err) {
 		// etcd has refused all changes because of one, or because they are too large together. They
-		// go at the same time, because over a slow link the last of many would be too late.
+		// go at the same time: over a slow link, one after another, the last ones would be too late.
 		var wg sync.WaitGroup
 		for _, c := range batch {
 			wg.Go(func() { g.send([]*change{c}) })

@@ -22,8 +22,8 @@ type hold struct {
 	lease   *lease
 	granted time.Time
 
-	// True if the hold is released, lost or maybe moved. The call that sets this flag ends or reuses
-	// the lease.
+	// True if the hold is released, lost or maybe moved. Only the call that sets this flag may end or
+	// reuse the lease. After doubt, that is settle.
 	over atomic.Bool
 
 	mu     sync.Mutex // guards others and ended
@@ -118,10 +118,10 @@ func (d *driver) acquire(
 	})
 
 	var late error
-	if renewed != nil {
-		if b := <-renewed; err == nil {
-			late = b.outcome(l, r)
-		}
+	if renewed != nil && err == nil && r.Succeeded {
+		b := <-renewed
+		b.began = called // the put may have come before the keep-alive, and proves no later moment
+		late = b.outcome(l, r)
 	}
 
 	isUnknown := err != nil && !unchanged(err)
@@ -335,7 +335,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return d.releaseByToken(ctx, c)
 	}
 
-	// Because h.over is true now, no other call ends the lease or gives the lease back to the pool.
+	// Because h.over is true now, no other call gives the lease back to the pool.
 	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
 		h.settle(true) // a move may have begun meanwhile

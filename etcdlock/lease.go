@@ -126,7 +126,7 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 
 // The method give puts a lease into the pool, or ends it if it must not be reused. The caller knows
 // for certain that the lease has no entry. If the lease is old, take or prune ends it later, because
-// to read the clock here would cost each unlock two system calls.
+// to read the driver's clock here would cost each unlock two system calls.
 func (p *pool) give(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,6 +150,9 @@ func (p *pool) prune(unused time.Duration) {
 			}
 			return ends
 		})
+		if len(p.idle[secs]) == 0 {
+			delete(p.idle, secs)
+		}
 	}
 }
 

@@ -23,7 +23,8 @@ import (
 )
 
 const (
-	form        = "etcd://user:password@host:2379,host:2379, or etcds://… with TLS"
+	form = "etcdlock+etcd://user:password@host:2379,host:2379, or etcdlock+etcds://… with TLS, " +
+		"or in a Config the same without etcdlock+"
 	defaultPort = "2379"
 )
 
@@ -181,7 +182,11 @@ func tlsConfig(conf clientv3.Config, params map[string]string) (*tls.Config, err
 		}
 	}
 
-	if cert, key := params["cert"], params["key"]; cert != "" || key != "" {
+	cert, key := params["cert"], params["key"]
+	if (cert == "") != (key == "") {
+		return nil, invalid("parameters cert and key: want both files, or none")
+	}
+	if cert != "" {
 		pair, err := tls.LoadX509KeyPair(cert, key)
 		if err != nil {
 			return nil, invalid("parameters cert and key: %v", err)

@@ -267,7 +267,9 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		return err // the outcome is unknown until a repeated Release; the leases end by themselves
 	}
 
-	d.bury(d.foreign(kv.Lease))
+	if h := d.ownHold(c); h == nil || h.lease.id != kv.Lease {
+		d.bury(d.foreign(kv.Lease)) // otherwise settle ends the lease
+	}
 
 	// End the lease at c.KeepUntil, because by itself it would end later: it lasts 2 s or more.
 	time.AfterFunc(time.Until(c.KeepUntil), func() { d.bury(l) })

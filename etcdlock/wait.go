@@ -28,10 +28,8 @@ type waiter struct {
 	since time.Time        // when calls began to fail; zero after a success
 	err   error            // the error of these calls
 
-	// What the last read of the queue has shown. A later entry is never ahead, so it suffices to watch
-	// the last entry ahead that excludes the waiter's.
-	// The last entry ahead that excludes this one. It is nil if that is not known, or if there is
-	// none.
+	// The newest entry that was created before this one and excludes it. It is nil if there is none, or
+	// if that is not known. A later entry never comes before this one, so it suffices to watch this.
 	ahead *mvccpb.KeyValue
 	next  bool   // the entry ahead is the only one that excludes this one
 	read  int64  // the revision of the read
@@ -107,6 +105,10 @@ func (w *waiter) run(ctx context.Context) (backend.Grant, error) {
 			continue
 		}
 
+		if !w.turn(ctx) {
+			w.keepAlive()
+			continue
+		}
 		began := time.Now()
 		g, over, err := w.step(ctx)
 		if over || backend.Definite(err) {
@@ -121,7 +123,8 @@ func (w *waiter) run(ctx context.Context) (backend.Grant, error) {
 		case errors.Is(err, errGone):
 			w.abandon()
 		case ctx.Err() == nil:
-			// If ctx has ended, w.ended returns the error, and an earlier failure still counts. If err is a deadline, keep an earlier error, because ctx may have been about to end.
+			// After the end of ctx, w.ended returns the error. A deadline does not replace an earlier
+			// error, because it may only be ctx that was about to end.
 			if w.err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 				w.err = err
 			}
@@ -137,9 +140,6 @@ func (w *waiter) run(ctx context.Context) (backend.Grant, error) {
 // step makes the next call of the Wait: it puts the entry or reads the queue. If no entry ahead
 // excludes this one, step grants the hold, and over is true if that ends the Wait.
 func (w *waiter) step(ctx context.Context) (g backend.Grant, over bool, err error) {
-	if !w.turn(ctx) {
-		return g, false, nil
-	}
 	ask := w.look
 	if w.lease == nil || w.entry.CreateRevision == 0 {
 		ask = w.enter
@@ -185,7 +185,8 @@ func (w *waiter) ended(ctx context.Context) error {
 	}
 
 	var holder []*mvccpb.KeyValue // unknown
-	if w.next {
+	// Before a shared claim there may be shared holds, which the last read has left out.
+	if w.next && !w.c.Shared {
 		holder = append(holder, w.ahead)
 	}
 	return errors.Join(refusal(holder), ctx.Err())
@@ -230,8 +231,8 @@ func (w *waiter) isBehind() bool {
 		return false
 	}
 
-	// etcd reports a deletion up to 100 ms late if the revision from which it must report is in the
-	// past. So read again, because the holder may have released the key meanwhile.
+	// The holder may release the key before etcd confirms the watch, and etcd reports such a deletion
+	// up to 100 ms late. So read once more after the confirmation.
 	return !w.next || w.watch.at.Load() <= w.read
 }
 
@@ -246,20 +247,21 @@ func (w *waiter) sleep(ctx context.Context) {
 	}
 }
 
-// bounded returns a context for one call. The context lasts for the claim's Timeout, which counts
-// from the beginning of the outage, if there is one.
-func (w *waiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+// bounded returns a context for one call, with a part of the claim's Timeout. The Timeout counts from
+// the beginning of the outage, if there is one. A call that will be repeated has a third, because
+// etcd may drop a call at a change of the leader.
+func (w *waiter) bounded(ctx context.Context, part int) (context.Context, context.CancelFunc) {
 	left := w.c.Timeout
 	if !w.since.IsZero() {
 		left -= time.Since(w.since)
 	}
-	return context.WithTimeout(ctx, left)
+	return context.WithTimeout(ctx, min(left, w.c.Timeout/time.Duration(part)))
 }
 
 // enter puts the waiter's entry into the queue, and reads the entries ahead. It returns errGone if the
 // lease has ended, or the entry was removed.
 func (w *waiter) enter(ctx context.Context) (isFirst bool, err error) {
-	within, cancel := w.bounded(ctx)
+	within, cancel := w.bounded(ctx, 3)
 	defer cancel()
 	if w.lease == nil {
 		secs := min(seconds(w.c.TTL), w.d.window)
@@ -321,7 +323,7 @@ func (w *waiter) rivals(opts ...clientv3.OpOption) clientv3.Op {
 // waiter's, because entries are created in the order of their revisions. So this read is the last
 // one before the grant. It also proves the last keep-alive before it.
 func (w *waiter) look(ctx context.Context) (isFirst bool, err error) {
-	within, cancel := w.bounded(ctx)
+	within, cancel := w.bounded(ctx, 3)
 	defer cancel()
 	b := w.lease.beat.Load()
 	ahead := w.rivals(clientv3.WithMaxCreateRev(w.entry.CreateRevision - 1))
@@ -390,7 +392,7 @@ func (w *waiter) keepAlive() {
 // its place, with at least two thirds of its term left. If that lease is too short, the first
 // renewal moves the hold to another lease.
 func (w *waiter) grant(ctx context.Context) (g backend.Grant, over bool, err error) {
-	within, cancel := w.bounded(ctx)
+	within, cancel := w.bounded(ctx, 1)
 	defer cancel()
 	l := w.lease
 	h := w.d.newHold(w.c, w.entry, l)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strings"
 	"syscall"
@@ -106,8 +107,10 @@ func hint(err error) string {
 		return "name the host that the certificate is for"
 	case strings.Contains(err.Error(), "server refused TLS"):
 		return "the server has no TLS: sslmode=disable, or switch on ssl in postgresql.conf"
-	case errors.Is(err, syscall.ECONNREFUSED):
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return "is PostgreSQL running there? check host and port"
+	case errors.As(err, new(*net.DNSError)):
+		return "check the host"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return "no answer: check host and port, and that no firewall is in between"
 	}

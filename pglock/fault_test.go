@@ -492,3 +492,29 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 	})
 	must(t, held.Unlock(ctx))
 }
+
+// The program itself uses all connections of the pool. An Unlock works nevertheless, and the error
+// of a Lock names the pool.
+func TestPoolThatIsUsedUp(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := newPool(t, pgtest.Shared(t).URL()+"&pool_max_conns=2")
+	c := await.Value(pglock.New(ctx, pool, &pglock.Options{Client: hasp.Options{Timeout: 3 * time.Second}}))
+	t.Cleanup(func() { c.Close() })
+	held := await.Value(c.Lock(ctx, t.Name()))
+	for range 2 {
+		conn := await.Value(pool.Acquire(ctx))
+		defer conn.Release()
+	}
+
+	_, err := c.TryLock(ctx, t.Name()+"/free")
+	if !errors.Is(err, hasp.ErrUnavailable) || !strings.Contains(err.Error(), "all 2 of the pool are in use") {
+		t.Errorf("TryLock: %v", err)
+	}
+	await.Success(t, "Unlock", func() error {
+		if err := held.Unlock(ctx); !errors.Is(err, hasp.ErrReleased) {
+			return err
+		}
+		return nil
+	})
+}

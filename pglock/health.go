@@ -3,6 +3,7 @@ package pglock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -149,6 +150,8 @@ func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 			hangUp(c.Conn())
 			release(c)
 			continue
+		case ctx.Err() != nil:
+			return nil, p.busy(ctx.Err())
 		case err != nil && (!ask || code(err) != tooManyConnections):
 			return nil, oneLine(err)
 		}
@@ -157,9 +160,20 @@ func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 		select {
 		case <-time.After(look):
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, p.busy(ctx.Err())
 		}
 	}
+}
+
+// busy returns err, the error of a context that has ended during the wait for a connection. If all
+// connections were in use, it says so.
+func (p *connections) busy(err error) error {
+	s := p.Stat()
+	if errors.Is(err, context.DeadlineExceeded) && s.AcquiredConns() == s.MaxConns() {
+		return fmt.Errorf("no connection in time: all %d of the pool are in use: raise its size "+
+			"(MaxConns, or pool_size in the URL), or lock outside transactions", s.MaxConns())
+	}
+	return err
 }
 
 // release gives a connection back to the pool, or removes it from the pool if it is closed.

@@ -127,10 +127,11 @@ func TestAMessageVouchesForConnections(t *testing.T) {
 		session, message, idle time.Duration // 0 if there is no session
 		want                   bool
 	}{
-		{session: long, message: 0, idle: time.Minute, want: true},
-		{session: time.Minute, message: 0, idle: long, want: false},
-		{session: long, message: time.Second, idle: time.Minute, want: false},
-		{session: 0, message: 0, idle: time.Minute, want: false},
+		{session: long, message: 0, idle: time.Second, want: true},
+		{session: long, message: 0, idle: time.Minute, want: false}, // idle_session_timeout may have ended it
+		{session: time.Second, message: 0, idle: 2 * time.Second, want: false},
+		{session: long, message: time.Second, idle: time.Second, want: false},
+		{session: 0, message: 0, idle: time.Second, want: false},
 	} {
 		if got := pglock.Vouches(tt.session, tt.message, tt.idle); got != tt.want {
 			t.Errorf("session %v, message %v, idle %v: %v", tt.session, tt.message, tt.idle, got)

@@ -141,6 +141,27 @@ func TestAWriterThatLeavesKeepsThePlacesOfOthers(t *testing.T) {
 	}
 }
 
+// A caller that waits in a full line keeps its place. Places of callers that have died make room.
+func TestFullLine(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Start(t)
+	waiter := line(t, s, "xx")[1]
+	s.Must(t, `UPDATE hasp_locks SET waiters = waiters || (SELECT array_agg(i::bigint) FROM generate_series(1, 99) i),
+		ends = (clock_timestamp() + interval '1 s') || array_fill(clock_timestamp() + interval '2500 ms', ARRAY[99])`)
+	time.Sleep(100 * time.Millisecond) // an answer may be given again for half of this time
+	if waiter.ask() {
+		t.Fatal("got the key")
+	}
+	s.Must(t, `SELECT 1 / (SELECT count(*)::int FROM hasp_locks WHERE ends[1] > clock_timestamp() + interval '1500 ms')`)
+
+	s.Must(t, `UPDATE hasp_locks SET ends = array_fill(clock_timestamp() - interval '1 s', ARRAY[100])`)
+	time.Sleep(100 * time.Millisecond)
+	if waiter.ask() {
+		t.Fatal("got the key")
+	}
+	s.Must(t, `SELECT 1 / (SELECT count(*)::int FROM hasp_locks WHERE cardinality(waiters) = 1)`)
+}
+
 // A table of an older hasp is refused with what to do.
 func TestOlderTable(t *testing.T) {
 	t.Parallel()

@@ -28,7 +28,8 @@ type spot struct {
 	shared bool
 }
 
-// waiter is a place in the line of a key. Shared callers of a Client have one place together.
+// waiter is a place in the line of a key. The exclusive callers of a Client have one place together,
+// and so have the shared ones.
 type waiter struct {
 	spot
 	number int64                  // names the waiter in the database; negative if the place is shared
@@ -95,7 +96,7 @@ func (l *listener) add(p spot) (<-chan struct{}, func(), error) {
 	if !l.running {
 		l.running = true
 		l.deaf = false
-		l.d.wg.Go(l.run)
+		l.d.spawn(l.run)
 	}
 
 	return wake, func() {
@@ -147,7 +148,7 @@ func (l *listener) dropLocked(w *waiter) {
 	if !w.inLine || l.d.closing.Err() != nil {
 		return
 	}
-	l.d.wg.Go(func() {
+	l.d.spawn(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
 		defer cancel()
 		_ = l.d.quit(ctx, w.key, w.number, closeGrace) // if it fails, the place ends after 3 s
@@ -173,8 +174,8 @@ const (
 
 // begin begins an attempt.
 //
-// The engine repeats an attempt when it has begun to listen. If this driver has listened already
-// when the last attempt began, a message would have come, so the result is the last answer.
+// The engine repeats an attempt when it has begun to listen. If the session listened already when
+// the last attempt began, a change would have sent a message. So the last refusal is returned again.
 func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	p := spot{c.Key, c.Shared}
 	l.mu.Lock()
@@ -186,6 +187,7 @@ func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	listened := !l.since.IsZero() && l.since.Before(w.asked)
 	if c.WillRetry && listened && w.refusal != nil && time.Since(w.asked) < freshFor {
 		refusal = w.refusal
+		w.token = c.Token
 		w.refusal = nil
 		return attempt{}, refusal
 	}
@@ -271,12 +273,13 @@ func (l *listener) wake(message string) {
 	}
 }
 
-// vouches reports whether a message has just come on a session that is older than the time for which
-// another connection was idle. Then the server has not ended its connections in that time.
+// vouches reports whether a connection that was idle for a short time needs no check, because a
+// message has just come on a session that is older. So the server was not restarted in that time.
 func (l *listener) vouches(idle time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.since.IsZero() && time.Since(l.since) > idle && time.Since(l.message) < checkIdle
+	isOlder := !l.since.IsZero() && time.Since(l.since) > idle
+	return isOlder && idle < checkListening && time.Since(l.message) < checkIdle
 }
 
 // The method set records whether the listener is deaf. If so, it closes the channels of all

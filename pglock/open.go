@@ -25,7 +25,7 @@ const (
 	checkIdle         = 100 * time.Millisecond // a connection that was idle for longer is checked first
 
 	// form is how a URL looks.
-	form = "postgres://user:password@host:port/database"
+	form = "pglock+postgres://user:password@host:port/database"
 )
 
 func invalid(text string, args ...any) error {
@@ -103,7 +103,8 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 	}
 	scheme, place, ok := strings.Cut(c.Nodes[0], "://")
 	if !ok || scheme != "postgres" && scheme != "postgresql" {
-		return nil, invalid("the node is no address of a PostgreSQL: want %s", form)
+		return nil, invalid("the node is no address of a PostgreSQL: want %s, "+
+			"or in a Config the same without pglock+", form)
 	}
 
 	// The errors below do not repeat the URL, which may contain a password.

@@ -99,15 +99,14 @@ type Options struct {
 // driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
 type driver struct {
 	statements *connections // all but renewals: the pool that was passed, or one of our own
-	renewals   *connections // renewals only, so that they never wait behind the program's own work
+	renewals   *connections // renewals, and releases if the pool is used up: they wait for no other work
 	own        bool         // true if Close closes the pool of statements
 	options    Options      // as passed, with the default of Table
 	sql        *statements
 	channel    string      // the first part of the names of the channels that releases send to
 	bouncer    atomic.Bool // true if a pooler shares sessions, so that nothing may be left in them
 
-	// The field takes is a channel that limits the attempts in flight, so that releases find a
-	// connection even if attempts wait for rows that other transactions have locked.
+	// The field takes is a channel that limits the attempts in flight to the number of connections.
 	takes chan struct{}
 
 	guards   guards
@@ -118,7 +117,9 @@ type driver struct {
 
 	closing context.Context // ends when Close begins
 	stop    context.CancelFunc
-	wg      sync.WaitGroup // counts the driver's goroutines
+
+	mu sync.Mutex     // is held while a goroutine starts
+	wg sync.WaitGroup // counts the driver's goroutines
 }
 
 var (
@@ -157,7 +158,7 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 	}
 	if err := d.setUp(ctx); err != nil {
 		d.Close()
-		return nil, err
+		return nil, fmt.Errorf("pglock: %w", backend.Outage(ctx, err))
 	}
 	return d, nil
 }
@@ -173,13 +174,12 @@ func newDriver(pool *pgxpool.Pool, own bool, o Options) (*driver, error) {
 		return nil, err
 	}
 
-	size := int(pool.Config().MaxConns)
 	d := &driver{
 		statements: newConnections(pool),
 		renewals:   newConnections(renewals),
 		own:        own,
 		options:    o,
-		takes:      make(chan struct{}, max(size-max(size/8, 1), 1)),
+		takes:      make(chan struct{}, pool.Config().MaxConns),
 	}
 
 	d.closing, d.stop = context.WithCancel(context.Background())
@@ -215,6 +215,8 @@ const closeGrace = time.Second
 // open. If the server does not answer, some connections are closed up to 15 s later.
 func (d *driver) Close() error {
 	d.stop()
+	d.mu.Lock()
+	d.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
 	closed := make(chan struct{})
 	go func() {
 		d.renewals.Close() // may block, because each connection tells the server that it ends
@@ -231,6 +233,15 @@ func (d *driver) Close() error {
 	return nil
 }
 
+// spawn starts a goroutine that Close waits for, unless Close has begun.
+func (d *driver) spawn(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closing.Err() == nil {
+		d.wg.Go(f)
+	}
+}
+
 // Acquire takes c.Key if no hold has it. A shared claim also joins shared holds, unless a caller
 // waits that wants the key alone. If a refused caller will wait, the same statement puts the caller
 // into the line of the key, so that a release wakes it when its turn has come.
@@ -238,8 +249,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	began := time.Now()
 	if err := takeSlot(ctx, d.takes); err != nil {
 		answered, _ := d.statements.health.last()
-		hasWaited := time.Since(began) >= c.Timeout/2
-		if c.WillRetry && hasWaited && answered.After(began) {
+		if c.WillRetry && answered.After(began) {
 			// This is no outage, because the server answers calls that have slots.
 			err = &backend.HeldError{}
 		}
@@ -254,12 +264,15 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	for {
 		g, settled, err := d.take(ctx, c, a)
-		if settled || !c.WillRetry || !errors.Is(err, backend.ErrHeld) {
+		isOver := settled || !c.WillRetry || !errors.Is(err, backend.ErrHeld)
+		if isOver || time.Since(began) >= c.Timeout/2 {
 			d.listener.end(a, err)
 			return g, err
 		}
-		// Another caller has taken the key during the attempt, or the key has become free before
-		// this caller was in the line. So nothing would wake this caller, which must ask again.
+		// The caller must ask again, because nothing would wake it: another caller has taken the key
+		// during the attempt, or the key has become free before this caller was in the line, or
+		// another transaction has locked the row of a held key. In the last case the caller polls
+		// after half of its time.
 	}
 }
 
@@ -517,11 +530,7 @@ func (d *driver) renew(
 	}
 
 	args := []any{keys, tokens, ttls, lockWait(maxRenewBlocked)}
-	err := d.queryOn(ctx, d.renewals, sql, scan, args...)
-	if code(err) == tooManyConnections {
-		// Nothing was sent. The server has no connection left, but the other pool may have one.
-		err = d.query(ctx, sql, scan, args...)
-	}
+	err := d.queryApart(ctx, sql, scan, args...)
 
 	for n, i := range which {
 		switch {
@@ -544,13 +553,13 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 	var err error
 	if c.Shared {
-		err = d.exec(ctx, d.sql.leave, []byte(c.Key), c.Token, d.channel, lockWait(c.Timeout))
+		err = d.finish(ctx, d.sql.leave, []byte(c.Key), c.Token, d.channel, lockWait(c.Timeout))
 	} else {
 		var while *int64
 		if rest := time.Until(c.KeepUntil); rest > 0 {
 			while = new(micros(rest))
 		}
-		err = d.exec(ctx, d.sql.release, []byte(c.Key), c.Token, while, d.channel, lockWait(c.Timeout))
+		err = d.finish(ctx, d.sql.release, []byte(c.Key), c.Token, while, d.channel, lockWait(c.Timeout))
 	}
 
 	if !errors.Is(err, errNoRow) {
@@ -569,7 +578,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 // quit removes a waiter from the line of a key. If it is the heir, the next waiter is woken.
 func (d *driver) quit(ctx context.Context, key string, number int64, most time.Duration) error {
-	err := d.exec(ctx, d.sql.quit, []byte(key), number, d.channel, lockWait(most))
+	err := d.finish(ctx, d.sql.quit, []byte(key), number, d.channel, lockWait(most))
 	if errors.Is(err, errNoRow) {
 		return nil
 	}

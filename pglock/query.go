@@ -95,6 +95,26 @@ func (d *driver) queryOn(
 	}
 }
 
+// queryApart does what queryOn does, on a connection outside the pool of statements.
+func (d *driver) queryApart(ctx context.Context, sql string, scan scanner, args ...any) error {
+	err := d.queryOn(ctx, d.renewals, sql, scan, args...)
+	if code(err) == tooManyConnections {
+		// Nothing was sent. The server has no connection left, but the other pool may have one.
+		err = d.query(ctx, sql, scan, args...)
+	}
+	return err
+}
+
+// finish runs a statement that ends a hold or a wait. If the program, or attempts that wait for rows,
+// use all connections of the pool, it uses one outside.
+func (d *driver) finish(ctx context.Context, sql string, args ...any) error {
+	run := d.query
+	if s := d.statements.Stat(); s.AcquiredConns() == s.MaxConns() {
+		run = d.queryApart
+	}
+	return run(ctx, sql, func(int, pgx.Rows) error { return nil }, args...)
+}
+
 // exec does what query does, but ignores the values of the rows.
 func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
 	return d.query(ctx, sql, func(int, pgx.Rows) error { return nil }, args...)

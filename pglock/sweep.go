@@ -27,7 +27,7 @@ func (d *driver) sweepSeldom() {
 		return
 	}
 	if d.nextSweep.CompareAndSwap(next, now.Add(sweepEvery).UnixNano()) {
-		d.wg.Go(func() { d.sweepInTurn(d.closing) })
+		d.spawn(func() { d.sweepInTurn(d.closing) })
 	}
 }
 

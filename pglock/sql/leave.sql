@@ -15,7 +15,11 @@ WITH setting AS MATERIALIZED (
         rest.readers IS NULL AS frees, rest.readers IS NULL AS wakes, 0::bigint AS quits
     FROM found l, rest WHERE (l.readers -> $2::text ->> 'end')::timestamptz > clock_timestamp()
 ), {pass}, freed AS (
-    UPDATE {table} l SET readers = k.readers, expires = k.expires, since = p.now, {passes}
+    -- While other shared holds go on, the heir stays: its other callers may still come.
+    UPDATE {table} l SET readers = k.readers, expires = k.expires, since = p.now,
+        waiters = p.waiters, ends = p.ends,
+        heir = CASE WHEN k.frees THEN p.heir ELSE l.heir END,
+        heir_until = CASE WHEN k.frees THEN least(p.now + interval '1 s', p.heir_end) ELSE l.heir_until END
     FROM passed p, locked k WHERE l.key = p.key
     RETURNING p.wakes
 )
