@@ -170,10 +170,17 @@ func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 func (p *connections) busy(err error) error {
 	s := p.Stat()
 	if errors.Is(err, context.DeadlineExceeded) && s.AcquiredConns() == s.MaxConns() {
-		return fmt.Errorf("no connection in time: all %d of the pool are in use: raise its size "+
-			"(MaxConns, or pool_size in the URL), or lock outside transactions", s.MaxConns())
+		return &busyError{s.MaxConns()}
 	}
 	return err
+}
+
+// busyError says that all connections of a pool were in use.
+type busyError struct{ size int32 }
+
+func (e *busyError) Error() string {
+	return fmt.Sprintf("no connection in time: all %d of the pool are in use: raise its size "+
+		"(MaxConns, or pool_size in the URL), or lock outside transactions", e.size)
 }
 
 // release gives a connection back to the pool, or removes it from the pool if it is closed.

@@ -247,16 +247,12 @@ func (d *driver) spawn(f func()) {
 // into the line of the key, so that a release wakes it when its turn has come.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	began := time.Now()
-	if err := takeSlot(ctx, d.takes); err != nil {
-		answered, _ := d.statements.health.last()
-		if c.WillRetry && answered.After(began) {
-			// This is no outage, because the server answers calls that have slots.
-			err = &backend.HeldError{}
-		}
-		return backend.Grant{}, err
+	select {
+	case d.takes <- struct{}{}:
+		defer func() { <-d.takes }()
+	case <-ctx.Done():
+		return backend.Grant{}, d.unsent(c, began, ctx.Err())
 	}
-
-	defer func() { <-d.takes }()
 
 	a, refusal := d.listener.begin(c)
 	if refusal != nil {
@@ -267,6 +263,9 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		isOver := settled || !c.WillRetry || !errors.Is(err, backend.ErrHeld)
 		if isOver || time.Since(began) >= c.Timeout/2 {
 			d.listener.end(a, err)
+			if errors.As(err, new(*busyError)) {
+				err = d.unsent(c, began, err)
+			}
 			return g, err
 		}
 		// The caller must ask again, because nothing would wake it: another caller has taken the key
@@ -276,15 +275,14 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 }
 
-// takeSlot blocks until the channel slots has room or ctx is done. The caller gives the slot back
-// by receiving from slots.
-func takeSlot(ctx context.Context, slots chan struct{}) error {
-	select {
-	case slots <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+// unsent returns the error of an attempt that was not sent, because other calls had all slots or all
+// connections until its context has ended. If the server has answered one of these calls since the
+// attempt began, that is no outage, and a caller that will try again waits on.
+func (d *driver) unsent(c backend.Claim, began time.Time, err error) error {
+	if answered, _ := d.statements.health.last(); c.WillRetry && answered.After(began) {
+		return &backend.HeldError{}
 	}
+	return err
 }
 
 // These constants say how long a statement waits for a row that another transaction has locked.
