@@ -225,9 +225,8 @@ func TestLinger(t *testing.T) {
 
 // A key that lingers is renewed, and it can be lost. No event reports that loss.
 func TestLingerIsRenewedAndLost(t *testing.T) {
-	var kinds []hasp.EventKind
-	o := &hasp.Options{TTL: 100 * time.Millisecond, Observe: func(_ context.Context, e hasp.Event) { kinds = append(kinds, e.Kind) }}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+	var s seen
+	withClient(t, &hasp.Options{TTL: 100 * time.Millisecond, Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
 		unlock(t, lockNow(t, c, "k", hasp.WithLinger()))
 		time.Sleep(20 * time.Millisecond)
 		want(t, "Break", f.Break(t.Context(), "k"), nil)
@@ -245,8 +244,9 @@ func TestLingerIsRenewedAndLost(t *testing.T) {
 		wantFree(t, f, false)
 		time.Sleep(20 * time.Millisecond)
 		wantFree(t, f, true)
-		if len(kinds) != 6 {
-			t.Errorf("events %v, want three for each of two leases", kinds)
+		// The renewal of the second hold is due at its grant, so it may fail before the Unlock.
+		if len(s.of(hasp.EventLost)) > 0 || len(s.of(hasp.EventReleased)) != 2 {
+			t.Errorf("events %+v, want two releases and no loss", s.all)
 		}
 	})
 }
