@@ -11,7 +11,7 @@ import (
 // time of suspends, which Go's monotonic clock leaves out.
 type clock struct {
 	base      time.Time
-	suspended func() time.Duration // how long the machine has slept since its boot; only the growth counts
+	suspended func() time.Duration // the time slept since the boot; only differences are used
 	slept     atomic.Int64         // the largest reading of suspended so far
 }
 

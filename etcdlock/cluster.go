@@ -146,8 +146,9 @@ func (c *cluster) inUse() *member {
 	return c.current
 }
 
-// The method asked records that a call is sent. If etcd gives no answer for the duration liveness
-// after this call or after c.silent, a search begins. A slow member stays in use (see find).
+// The method asked records that a call is sent. If etcd has been silent for the duration liveness, a
+// search begins now. Otherwise one begins after that duration, unless the returned timer is stopped.
+// A slow member stays in use (see find).
 func (c *cluster) asked() *time.Timer {
 	c.mu.Lock()
 	defer c.mu.Unlock()

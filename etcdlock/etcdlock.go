@@ -22,8 +22,8 @@
 //
 // # Cost
 //
-// A lock of a free key takes one transaction. While several are under way, further callers go
-// together in the next one, and so do their unlocks. If the driver has no fresh lease left from an
+// A lock of a free key takes one transaction. While four are under way, further locks and unlocks
+// wait, and go together in the next one. If the driver has no fresh lease left from an
 // earlier hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one
 // call. A waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes
 // a keep-alive, and one read serves the renewals of up to 100 holds. docs/etcdlock.md lists the cost
@@ -81,7 +81,8 @@ const (
 const maxName = 8 << 10
 
 // maxAtOnce bounds how many callers ask for a lease or a place in a queue at once, and how many
-// leases are ended at once. After an outage, thousands of calls would time out and be repeated.
+// leases are ended at once. Without a bound, thousands of calls would be sent after an outage, time
+// out, and be repeated.
 const maxAtOnce = 64
 
 // The constant closing bounds how long Close waits until leases have ended.

@@ -72,7 +72,7 @@ func (g *gather) begin(c *change) bool {
 	return false
 }
 
-// end ends the flight of a caller, or lets a goroutine go on with it if changes wait.
+// end gives up the flight of a caller. If changes wait, a goroutine takes the flight over.
 func (g *gather) end() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

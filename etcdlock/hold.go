@@ -305,9 +305,9 @@ func (h *hold) doubt(other *lease) {
 	}
 }
 
-// The method settle ends the leases that the hold h does not use any more; h may be nil. It is
-// called after the entry was moved to another lease, or removed. Therefore a late put of h has no
-// effect, because the put's lease has ended, or the entry has changed.
+// The method settle ends the leases of h that no entry uses; h may be nil. It is called after the
+// entry was moved to another lease, or removed. So a put of h that arrives late has no effect,
+// because the entry has changed, or the lease of the put has ended.
 func (h *hold) settle(ended bool) {
 	if h == nil {
 		return

@@ -11,8 +11,8 @@ import (
 
 // user is the user of a member's calls. It fetches the auth token that gRPC adds to each call.
 //
-// The etcd client would do that as well, but within the time of the call that etcd has refused, and
-// once for each of such calls and for each stream. etcd takes a tenth of a second of processor time
+// The etcd client would do that as well, but within the deadline of the call that was refused, and
+// separately for each such call and each stream. etcd takes a tenth of a second of processor time
 // to check a password. So with many callers, or on a busy server, no call would get a token in time.
 type user struct {
 	name, password string

@@ -34,9 +34,9 @@ type watches struct {
 	over   bool              // the stream has ended
 }
 
-// watch reports deletions of one entry to one waiter at a time. Names of entries come back, because
-// leases are reused: of Clients that take turns, each waits for the same entry again and again. So a
-// watch stays open for a while when its waiter does not need it any more.
+// watch reports deletions of one entry to one waiter at a time. Leases are reused, and so are the
+// names of entries: when Clients take turns, each waits for the same few entries. So a watch that no
+// waiter needs stays open for a while.
 type watch struct {
 	id      int64
 	name    string

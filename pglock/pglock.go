@@ -410,7 +410,7 @@ func (d *driver) takeOnce(
 	}
 	keep := keepsPlace
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < min(keep, c.Timeout/4) {
-		keep = max(time.Until(end), 0) // the caller's wait ends then, because an attempt may take longer
+		keep = max(time.Until(end), 0) // the caller leaves then, and its place must end with it
 	}
 	var (
 		fence, left *int64

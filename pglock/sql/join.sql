@@ -29,7 +29,8 @@ WITH seen AS MATERIALIZED (
             CASE WHEN l.readers IS NOT NULL THEN l.expires END),
         fence = greatest(l.fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
         fenced = excluded.fenced,
-        -- The other callers that wait at the same place come now.
+        -- For 100 ms this place, or the shared heir, is not kept out by a caller that wants the key
+        -- alone, so that the Client's other callers at the same place join, too.
         heir = CASE WHEN l.heir < 0 AND l.heir_until > clock_timestamp() THEN l.heir ELSE NULLIF($7, 0) END,
         heir_until = CASE WHEN l.heir < 0 AND l.heir_until > clock_timestamp() THEN l.heir_until ELSE clock_timestamp() + interval '100 ms' END,
         {leaves}

@@ -1,8 +1,8 @@
 -- take takes a key that is free, or puts the caller into the line of those who wait for it.
 -- $1 key, $2 token, $3 owner, $4 term in µs, $5 whether a fence was asked for, $6 lock_timeout for a
--- grant, $7 the number of a waiter, or 0; $8 when to enter the line: 0 never, 2 if refused, 1 only if
--- refused by shared holds; $9 lock_timeout for the line,
--- $10 how long a place in the line is kept, in µs
+-- grant, $7 the number of a waiter, or 0; $8 when to enter the line: 0 never, 1 only if refused by
+-- shared holds, 2 if refused (see entry in listen.go); $9 lock_timeout for the line, $10 how long a
+-- place in the line is kept, in µs
 -- Returns one row with the fence, or one row about the hold, or no row if another caller has taken
 -- the key since this statement began. The owner is in hexadecimal. The rest of the term is in µs,
 -- or NULL if it has no end. The last column says whether the caller need not ask again.
