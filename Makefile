@@ -47,11 +47,11 @@ race:
 # installed, and so are those of pglock. internal/browser tests the page of hasp ui. It is skipped
 # if no Chromium is installed. The tests of etcdlock are skipped if no etcd is installed;
 # HASP_TEST_ETCD=FILE names another one. With RACE=-race they use the race detector. They mostly
-# wait, so three run at once.
+# wait, so two run at once.
 RACE ?=
 MODULES = pglock etcdlock caslock caslock/s3kv caslock/natskv caslock/sqlkv caslock/sqlkv/sqlite caslock/k8slease gocronhasp otelhasp cmd/hasp-all internal/integrations internal/browser
 modules:
-	$(MAKE) -j3 $(MODULES)
+	$(MAKE) -j2 $(MODULES)
 
 # caslock beside the leader election of client-go, on one Lease. It is not part of "make check",
 # because to compile and to vet all of client-go takes minutes.

@@ -245,14 +245,21 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 }
 
 // Scan reads messages in the order of their revisions, by a watch that reports when there are no
-// more.
+// more. That report may come too early while others write, because the server's count of messages
+// that are to come is not exact then. So Scan asks whether another message follows.
 func (s *Store) Scan(
 	ctx context.Context, position string, n int,
 ) (es []caslock.Entry, next string, err error) {
+	info, err := s.stream.Info(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	last := info.State.LastSeq // later messages need not be read
+
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
-	from := jetstream.ResumeFromRevision(max(revision(position), 1))
-	w, err := s.kv.Watch(own, ">", from, jetstream.IgnoreDeletes())
+	from := max(revision(position), 1)
+	w, err := s.kv.Watch(own, ">", jetstream.ResumeFromRevision(from))
 	if err != nil {
 		return nil, "", err
 	}
@@ -264,6 +271,8 @@ func (s *Store) Scan(
 		}
 	}()
 
+	read := from - 1
+	isReported := false
 	for len(es) < n {
 		select {
 		case <-ctx.Done():
@@ -272,13 +281,40 @@ func (s *Store) Scan(
 			if !ok {
 				return nil, "", errors.New("natskv: the watch has ended")
 			}
-			if e == nil { // there are no more messages
+			if e == nil {
+				isReported = true
+			} else {
+				read = e.Revision()
+			}
+			if e != nil && e.Operation() == jetstream.KeyValuePut {
+				es = append(es, caslock.Entry{Value: e.Value(), Version: version(read)})
+				next = version(read + 1)
+			}
+		}
+
+		if isReported {
+			follows, err := s.follows(ctx, read, last)
+			if err != nil {
+				return nil, "", err
+			}
+			if !follows {
 				return es, "", nil
 			}
-			es = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())})
-			next = version(e.Revision() + 1)
 		}
 	}
 
 	return es, next, nil
+}
+
+// follows reports whether the bucket has a message after one revision, and up to another.
+func (s *Store) follows(ctx context.Context, after, last uint64) (bool, error) {
+	if after >= last {
+		return false, nil
+	}
+	all := jetstream.WithGetMsgSubject("$KV." + s.bucket.Bucket + ".>")
+	m, err := s.stream.GetMsg(ctx, after+1, all)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return false, nil
+	}
+	return err == nil && m.Sequence <= last, err
 }

@@ -3,6 +3,7 @@ package natskv_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"regexp"
 	"strconv"
 	"testing"
@@ -155,4 +156,66 @@ func ExampleNew() {
 		panic(err)
 	}
 	defer locks.Close()
+}
+
+// early is a JetStream whose watches report too early that there are no more messages.
+type early struct{ jetstream.JetStream }
+
+func (j early) KeyValue(ctx context.Context, bucket string) (jetstream.KeyValue, error) {
+	kv, err := j.JetStream.KeyValue(ctx, bucket)
+	return earlyBucket{kv}, err
+}
+
+type earlyBucket struct{ jetstream.KeyValue }
+
+func (b earlyBucket) Watch(
+	ctx context.Context, keys string, o ...jetstream.WatchOpt,
+) (jetstream.KeyWatcher, error) {
+	w, err := b.KeyValue.Watch(ctx, keys, o...)
+	if err != nil {
+		return nil, err
+	}
+	updates := make(chan jetstream.KeyValueEntry)
+	go func() {
+		defer close(updates)
+		updates <- nil
+		for e := range w.Updates() {
+			if e != nil {
+				updates <- e
+			}
+		}
+	}()
+	return earlyWatcher{w, updates}, nil
+}
+
+type earlyWatcher struct {
+	jetstream.KeyWatcher
+	updates chan jetstream.KeyValueEntry
+}
+
+func (w earlyWatcher) Updates() <-chan jetstream.KeyValueEntry { return w.updates }
+
+// The watch of a Scan reports too early that there are no more messages, as while others write. The
+// Scan has all records nevertheless.
+func TestScanThatEndsEarly(t *testing.T) {
+	t.Parallel()
+	n := startNode(t, nil)
+	_, js := n.connect(t)
+	config := jetstream.KeyValueConfig{Bucket: "locks"}
+	await.Value(js.CreateKeyValue(t.Context(), config))
+	s := await.Value(natskv.New(t.Context(), early{js}, config, false))
+	var gone string
+	for i := range 5 {
+		gone = await.Value(s.Put(t.Context(), fmt.Sprint("key", i), []byte("x"), ""))
+	}
+	await.Must(t, s.Delete(t.Context(), "key4", gone)) // leaves a marker at the end
+
+	es, next, err := s.Scan(t.Context(), "", 100)
+	if len(es) != 4 || next != "" || err != nil {
+		t.Errorf("%d records, next %q, %v: want 4, and no more", len(es), next, err)
+	}
+	es, next, err = s.Scan(t.Context(), "", 3)
+	if len(es) != 3 || next == "" || err != nil {
+		t.Errorf("%d records, next %q, %v: want a page of 3", len(es), next, err)
+	}
 }
