@@ -250,11 +250,12 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 func (s *Store) Scan(
 	ctx context.Context, position string, n int,
 ) (es []caslock.Entry, next string, err error) {
-	info, err := s.stream.Info(ctx)
+	// Ask by another handle, because a new answer would let s.stream make direct gets again.
+	stream, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket)
 	if err != nil {
 		return nil, "", err
 	}
-	last := info.State.LastSeq // later messages need not be read
+	last := stream.CachedInfo().State.LastSeq // later messages need not be read
 
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
