@@ -3,6 +3,7 @@ package backend_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -122,4 +123,27 @@ func TestRenewEachPassesClaimsThatHang(t *testing.T) {
 			t.Errorf("%d renewed, want 156", n)
 		}
 	})
+}
+
+func TestOutage(t *testing.T) {
+	ended, end := context.WithCancel(t.Context())
+	end()
+	cause := errors.New("connection refused")
+	for _, tt := range []struct {
+		ctx  context.Context
+		err  error
+		want bool
+	}{
+		{t.Context(), nil, false},
+		{t.Context(), cause, true},
+		{t.Context(), fmt.Errorf("x: %w", backend.ErrInvalid), false},
+		{t.Context(), context.Canceled, true}, // of another context
+		{ended, context.Canceled, false},
+		{ended, cause, true},
+	} {
+		got := backend.Outage(tt.ctx, tt.err)
+		if errors.Is(got, backend.ErrUnavailable) != tt.want || !errors.Is(got, tt.err) {
+			t.Errorf("%v: %v, want an outage: %t", tt.err, got, tt.want)
+		}
+	}
 }

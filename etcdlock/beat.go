@@ -41,9 +41,9 @@ func (b beat) outcome(l *lease, r txnAnswer) error {
 	return nil
 }
 
-// sendBeat sends a keep-alive to m, on a stream of its own. etcd answers the keep-alives of a stream one after
-// another, and waits with the answer while it ends that lease. So on a common stream, a lease that
-// ends would hold up the others. A stream costs etcd about as much as a call.
+// sendBeat sends a keep-alive to m, on a stream of its own. etcd answers the keep-alives of a stream
+// one after another, and waits with the answer while it ends that lease. So on a common stream, a
+// lease that ends would hold up the others. A stream costs etcd about as much as a call.
 func sendBeat(ctx context.Context, m *member, lease int64) (beat, error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end() // ends the stream

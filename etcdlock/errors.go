@@ -146,18 +146,18 @@ func hintTLS(text string) string {
 	// If the server speaks no TLS or wants a certificate, it ends the connection. The client may
 	// write before it reads the server's alert.
 	const ended = "use etcd:// if it speaks no TLS; if it wants a client's certificate, set cert and key"
-	for sign, hint := range map[string]string{
-		"unknown authority":        "name the file of its certificate authority: ca",
-		"certificate is valid for": "set server_name to a name in its certificate",
-		"certificate is not valid": "set server_name to a name in its certificate",
-		"like a TLS handshake":     "it speaks no TLS: use etcd://",
-		"remote error: tls":        "check the client's certificate: cert and key",
-		"broken pipe":              ended,
-		"reset by peer":            ended,
-		"EOF":                      ended,
+	for _, advice := range []struct{ sign, hint string }{
+		{"unknown authority", "name the file of its certificate authority: ca"},
+		{"certificate is valid for", "set server_name to a name in its certificate"},
+		{"certificate is not valid", "set server_name to a name in its certificate"},
+		{"like a TLS handshake", "it speaks no TLS: use etcd://"},
+		{"remote error: tls", "check the client's certificate: cert and key"},
+		{"broken pipe", ended},
+		{"reset by peer", ended},
+		{"EOF", ended},
 	} {
-		if strings.Contains(text, sign) {
-			return hint
+		if strings.Contains(text, advice.sign) {
+			return advice.hint
 		}
 	}
 	return ""

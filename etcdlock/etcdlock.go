@@ -6,12 +6,13 @@
 // A key has one holder at a time, as long as a majority of the members keeps the data. A hold is in
 // etcd's log, so it survives a change of the leader, and the loss of a minority of the members. The
 // fence is the revision at which the holder joined the queue, so after etcd has lost its data,
-// fences may be smaller than before. If the leader's process was stopped for long and goes on, a hold
-// may end early, which only the fence shows: see docs/etcdlock.md. TryLock does not overtake waiters. Shared claims that are
+// fences may be smaller than before. TryLock does not overtake waiters. Shared claims that are
 // neighbours in the queue hold the key together.
 //
-// etcd checks twice a second which leases have ended, so a term ends up to half a second late. But for
-// such a leader, a term never ends early. After a change of the leader all terms begin anew.
+// etcd checks twice a second which leases have ended, so a term ends up to half a second late. A
+// term ends early only if the leader's process was stopped and goes on. Then another caller may get
+// the key before the holder learns of it, so check the fence: see docs/etcdlock.md. After a change
+// of the leader all terms begin anew.
 //
 // A waiter that died, or is cut off, keeps its place in the queue for the time in the parameter
 // window (5 s by default), plus up to half a second.

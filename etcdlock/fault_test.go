@@ -322,3 +322,18 @@ func TestAddressThatMoves(t *testing.T) {
 		free(t, d, c)
 	}
 }
+
+// etcd drops a call of a Wait, as at a change of the leader. The Wait repeats the call.
+func TestDroppedCallOfAWait(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startServers(t, 1)[0].Client, nil)
+	c := claimFor("key", time.Minute)
+	c.Timeout = 9 * time.Second
+	m.silence("Txn", 1)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	g, err := d.Wait(ctx, c)
+	await.Must(t, err)
+	c.Handle = g.Handle
+	free(t, d, c)
+}

@@ -23,7 +23,7 @@ type meddler struct {
 	before func(method string) error // instead of the call, if it returns an error
 	after  func(method string) error // instead of the answer, if it returns an error
 	change func(msg any)             // is called before a message of a stream is sent, and after one was received
-	mute   map[string]int            // how many of the next streams of a method send nothing, so that no answer comes
+	mute   map[string]int            // how many of the next calls or streams of a method get no answer
 }
 
 func (m *meddler) set(before, after func(method string) error) {
@@ -39,11 +39,22 @@ func (m *meddler) changing(change func(msg any)) {
 	m.change = change
 }
 
-// silence makes the next streams of a method send nothing.
-func (m *meddler) silence(method string, streams int) {
+// silence makes the next calls or streams of a method send nothing, so that no answer comes.
+func (m *meddler) silence(method string, n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.mute = map[string]int{method: streams}
+	m.mute = map[string]int{method: n}
+}
+
+// isMute reports whether the call or stream that begins now sends nothing.
+func (m *meddler) isMute(method string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mute[method] == 0 {
+		return false
+	}
+	m.mute[method]--
+	return true
 }
 
 func nameOf(method string) string { return method[strings.LastIndexByte(method, '/')+1:] }
@@ -56,6 +67,10 @@ func (m *meddler) intercept(ctx context.Context, method string, req, reply any, 
 		if err := before(nameOf(method)); err != nil {
 			return err
 		}
+	}
+	if m.isMute(nameOf(method)) {
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
 	}
 	err := next(ctx, method, req, reply, conn, opts...)
 	m.mu.Lock()
@@ -72,13 +87,7 @@ func (m *meddler) stream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.
 	if err != nil {
 		return nil, err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	mute := m.mute[nameOf(method)] > 0
-	if mute {
-		m.mute[nameOf(method)]--
-	}
-	return meddled{stream, m, mute}, nil
+	return meddled{stream, m, m.isMute(nameOf(method))}, nil
 }
 
 // meddled is a stream of a driver with a meddler.

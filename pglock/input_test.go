@@ -16,6 +16,7 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/testcert"
+	"github.com/hasplock/hasp/pglock"
 )
 
 const password = "s3cr3t-W0rd"
@@ -69,6 +70,10 @@ func TestUnreachable(t *testing.T) {
 	const dead = "127.0.0.1:1" // port 1 belongs to tcpmux, and the kernel gives it to no socket by chance
 	_, err := hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+dead+"/db", nil)
 	clear(t, err, "is PostgreSQL running there?")
+	_, byNew := pglock.New(t.Context(), newPool(t, "postgres://u:"+password+"@"+dead+"/db"), nil)
+	if clear(t, byNew, "is PostgreSQL running there?"); !errors.Is(byNew, hasp.ErrUnavailable) {
+		t.Errorf("New: %v, want ErrUnavailable", byNew)
+	}
 	if n := strings.Count(err.Error(), "dial tcp"); n != 1 {
 		t.Errorf("the error says %d times what happened: %v", n, err)
 	}

@@ -83,11 +83,11 @@ func newStore(
 		kv, err = js.CreateKeyValue(ctx, bucket)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
+		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, backend.Outage(ctx, err))
 	}
 	stream, err := js.Stream(ctx, "KV_"+bucket.Bucket)
 	if err != nil {
-		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, err)
+		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, backend.Outage(ctx, err))
 	}
 
 	config := &stream.CachedInfo().Config

@@ -120,7 +120,7 @@ func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, erro
 		err = s.findTable(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("sqlkv: %w", err)
+		return nil, fmt.Errorf("sqlkv: %w", backend.Outage(ctx, err))
 	}
 	return s, nil
 }
