@@ -80,12 +80,14 @@ func leftovers(e *env) {
 	must(e.nothingSince(before))
 }
 
-// giveUp begins a Wait for a held key and cancels it.
+// giveUp begins a Wait for a held key, cancels it, and cleans up. A late command may take the key
+// after the first release, so the method abandon makes a second one.
 func (e *env) giveUp(d *driver, key string) {
 	if e.waiter {
 		w := e.queue(key, 1, d, d)[0]
-		w.cancel()
+		err := w.cancel()
 		_ = d.release(w.c) // as the engine does, because the place may still be in the queue
+		w.abandon(err)
 	}
 }
 

@@ -14,8 +14,9 @@ import (
 type driver struct {
 	backend.Driver
 	e       *env
-	once    sync.Once // closes Driver once
-	handles sync.Map  // the handle of each token, even after its hold has ended
+	once    sync.Once      // closes Driver once
+	due     sync.WaitGroup // counts the second releases of the method abandon
+	handles sync.Map       // the handle of each token, even after its hold has ended
 }
 
 func (d *driver) note(c backend.Claim, g backend.Grant) {
@@ -58,7 +59,14 @@ func (e *env) openOwn(open opener, store string) backend.Driver {
 	return d
 }
 
-func (d *driver) Close() (err error) { d.once.Do(func() { err = d.Driver.Close() }); return err }
+// Close closes the driver after the second releases of the method abandon.
+func (d *driver) Close() (err error) {
+	d.once.Do(func() {
+		d.due.Wait()
+		err = d.Driver.Close()
+	})
+	return err
+}
 
 // soon returns a context for one call. The context ends later than a context of the engine would.
 func (d *driver) soon() (context.Context, context.CancelFunc) {
@@ -368,8 +376,16 @@ func (w *wanted) abandon(err error) {
 	}
 
 	_ = w.d.release(w.c)
-	again := time.AfterFunc(w.c.Timeout, func() { _ = w.d.release(w.c) })
-	w.d.e.onEnd(func() { again.Stop() })
+	w.d.due.Add(1)
+	again := time.AfterFunc(w.c.Timeout, func() {
+		defer w.d.due.Done()
+		_ = w.d.release(w.c)
+	})
+	w.d.e.onEnd(func() {
+		if again.Stop() {
+			w.d.due.Done()
+		}
+	})
 }
 
 // queued waits until Inspect reports n waiters for key. If the driver has no Inspect or no order,
