@@ -88,6 +88,7 @@ var elsewhere = []string{
 }
 
 func TestProgramsRun(t *testing.T) {
+	redis := redistest.Start(t, nil).Addr
 	for _, b := range blocks(t, "go") {
 		if slices.Contains(elsewhere, b.page) {
 			continue
@@ -100,7 +101,7 @@ func TestProgramsRun(t *testing.T) {
 			// tree.
 			source := filepath.Join(dir, "main.go")
 			overlay := filepath.Join(dir, "overlay.json")
-			must(t, os.WriteFile(source, []byte(b.text), 0o600))
+			must(t, os.WriteFile(source, []byte(strings.ReplaceAll(b.text, "localhost:6379", redis)), 0o600))
 			module := await.Value(filepath.Abs(root))
 			replace := map[string]map[string]string{"Replace": {filepath.Join(module, "internal",
 				"pages", "program", "main.go"): source}}
