@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // RefusalsOfTheServerAreOutages proves that an error reply of a server that cannot serve counts as
@@ -28,7 +27,7 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := s.setup(t, &redistest.Options{Own: true, Real: true})
+			r := s.setup(t, real)
 			mine := Claim("mine")
 			reader := Shared("reader")
 			kept := Claim("kept")
@@ -87,39 +86,59 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 	}
 }
 
-// ScriptErrorsAreNoLoss proves that without the right to read a record, a failed call is an outage.
+// ScriptErrorsAreNoLoss proves that a call of a user without one of these rights either succeeds, or
+// is an outage and changes nothing.
 func (s Strategy) ScriptErrorsAreNoLoss(t *testing.T) {
 	outages := 0
-	for _, right := range []string{"getrange", "hlen", "hkeys", "hdel"} {
+	for _, right := range []string{"getrange", "hlen", "hkeys", "hdel", "pexpire", "zrange"} {
 		r := s.setup(t, real)
-		c := Claim("k")
-		held := Claim("held")
-		r.Acquire(t, c)
-		r.Acquire(t, held)
+		held := []backend.Claim{Claim("held"), Shared("held shared")}
+		for _, c := range held {
+			r.Acquire(t, c)
+		}
+
 		r.Forbid(t, "-"+right)
-		errs := map[string]error{"renew": r.Renew(t, c)}
-		c.Owner = "" // so that the release has to read the record
-		errs["release"] = r.Driver.Release(t.Context(), c)
-		for what, err := range errs {
+		exists := func(key string) bool { return r.Redis.Exists(t.Context(), key).Val() > 0 }
+		judge := func(call string, err error, done bool) {
+			call += " without " + right
+			if done != (err == nil) {
+				t.Errorf("%s: returned %v, done: %t", call, err, done)
+			}
 			if err != nil {
-				Outage(t, what+" without "+right, err)
+				Outage(t, call, err)
 				outages++
 			}
 		}
 
-		_, err := r.Driver.Acquire(t.Context(), Claim("held"))
-		if !errors.Is(err, backend.ErrHeld) {
-			Outage(t, "acquire without "+right, err)
+		for _, c := range held {
+			free := c
+			free.Key = "free " + c.Key
+			_, err := r.Driver.Acquire(t.Context(), free)
+			judge("acquire", err, exists(free.Key))
+
+			if _, err := r.Driver.Acquire(t.Context(), Claim(c.Key)); !errors.Is(err, backend.ErrHeld) {
+				Outage(t, "acquire a held key without "+right, err)
+			}
+			if st, err := r.Driver.Inspect(t.Context(), c.Key); err == nil && !st.Held {
+				t.Errorf("inspect without %s: %+v", right, st)
+			}
+
+			longer := c
+			longer.TTL = 100 * Term
+			err = r.Renew(t, longer)
+			judge("renew", err, r.Left(t, c.Key) > Term)
+
+			c.Owner = "" // so that the release has to read the record
+			err = r.Driver.Release(t.Context(), c)
+			judge("release", err, !exists(c.Key))
 		}
-		if st, err := r.Driver.Inspect(t.Context(), "held"); err == nil && !st.Held {
-			t.Errorf("inspect without %s: %+v", right, st)
-		}
+
 		if right == "getrange" {
 			Outage(t, "acquire fenced", ErrOf(r.Driver.Acquire(t.Context(), Fenced("free"))))
 		}
 	}
 
-	if outages < 2 {
-		t.Error("renewals and releases need none of these rights")
+	if outages < 6 {
+		t.Error("calls need none of these rights")
 	}
 }

@@ -57,7 +57,7 @@ func Run(t *testing.T, s Strategy) {
 		s.RefusalsOfTheServerAreOutages, s.ScriptErrorsAreNoLoss,
 		s.ListNamesOnlyOurOwn,
 		s.OpenByURL, s.OpenErrors,
-		s.SharedHolds, s.SharedWithoutRights,
+		s.SharedHolds,
 	}
 
 	if s.Intents > 0 {
