@@ -41,9 +41,6 @@ func TestVerdicts(t *testing.T) {
 	}{
 		"pass": {clause{check: func(*env) {}}, "", passed, "", 1},
 		"fail": {clause{check: func(*env) { must(boom) }}, "", failed, "boom", 1},
-		"setup fails": {clause{check: func(*env) {
-			mustf(boom, "set up")
-		}}, "", failed, "boom", 1},
 		"panic": {clause{check: func(*env) {
 			panic("ouch")
 		}}, "", failed, "ouch", 1},
@@ -59,10 +56,7 @@ func TestVerdicts(t *testing.T) {
 		"hook fails": {clause{check: func(*env) {
 			hooked(boom)
 		}}, "", failed, "boom", 1},
-		"slow for ever": {clause{check: func(*env) {
-			mustInTime(boom, "late")
-		}}, "", failed, "boom", tries},
-		"slow in a joined error": {clause{check: func(*env) {
+		"slow for ever, in a joined error": {clause{check: func(*env) {
 			must(errors.Join(nil, slow("late")))
 		}}, "", failed, "late", tries},
 		// If a slow machine may have caused the first failure, it does not count, and the result
@@ -113,16 +107,8 @@ func TestVerdicts(t *testing.T) {
 					said = r.Err.Error()
 				}
 				says := strings.Contains(said, tt.text) && (tt.text == "") == (said == "")
-				if r.Status != tt.want || !says {
-					t.Errorf("got %v %q, want %v %q", r.Status, said, tt.want, tt.text)
-				}
-				if len(terms) != tt.times {
-					t.Errorf("tried %d times, want %d", len(terms), tt.times)
-				}
-				for i := 1; i < len(terms); i++ {
-					if terms[i] != 4*terms[i-1] {
-						t.Errorf("terms %v, want each four times the one before", terms)
-					}
+				if r.Status != tt.want || !says || len(terms) != tt.times {
+					t.Errorf("got %v %q with the terms %v", r.Status, said, terms)
 				}
 				time.Sleep(2 * time.Hour) // ends the tries that do not return
 			})
@@ -144,6 +130,9 @@ func TestPace(t *testing.T) {
 		s := &suite{traits: backend.Traits{MaxTTL: most}}
 		s.h.setDefaults()
 		p := s.paceOf(tries - 1)
+		if most == 0 && p.term < 63*s.paceOf(0).term {
+			t.Errorf("terms grow from %v to %v", s.paceOf(0).term, p.term)
+		}
 		least := map[time.Duration]time.Duration{0: 25 * time.Second, 2 * time.Minute: 14 * time.Second}
 		tooLong := most > 0 && p.long+2*backend.Drift(p.long) > most
 		if p.term < least[most] || p.long < 8*p.term || tooLong {
