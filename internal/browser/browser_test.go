@@ -305,6 +305,11 @@ func TestHostileKeysStayText(t *testing.T) {
 	if eval[bool](b, `window.pwned === 1 || window.violated === true || document.querySelectorAll("main img, main script, main svg svg").length > 0`) {
 		t.Error("a key became markup")
 	}
+
+	// Even if the page itself made markup of a text, the browser would refuse.
+	if !eval[bool](b, `(() => { try { document.body.innerHTML = "<b>x</b>"; return false } catch { return true } })()`) {
+		t.Error("the page's policy lets text become markup")
+	}
 }
 
 func TestKeyboard(t *testing.T) {
