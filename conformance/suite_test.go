@@ -59,6 +59,10 @@ func TestVerdicts(t *testing.T) {
 		"slow for ever, in a joined error": {clause{check: func(*env) {
 			must(errors.Join(nil, slow("late")))
 		}}, "", failed, "late", tries},
+		"no answer for a timeout": {clause{check: func(e *env) {
+			e.sleep(e.timeout)
+			must(context.DeadlineExceeded)
+		}}, "", failed, "deadline", tries},
 		// If a slow machine may have caused the first failure, it does not count, and the result
 		// says so.
 		"slow once": {clause{check: func(e *env) {
@@ -222,6 +226,35 @@ type refusing struct{ inert }
 
 func (refusing) Acquire(context.Context, backend.Claim) (backend.Grant, error) {
 	return backend.Grant{}, errors.New("refused")
+}
+
+func TestTheStoreIsStopped(t *testing.T) {
+	stops := 0
+	h := Harness{Open: openInert, Only: func(string) bool { return false },
+		Store: func(context.Context) (string, func(), error) {
+			return "", func() { stops++ }, nil
+		}}
+	t.Run("Run", func(t *testing.T) { Run(t, h) })
+	await.Must(t, Check(t.Context(), h, nil))
+	if stops != 2 {
+		t.Errorf("two runs have stopped %d stores", stops)
+	}
+}
+
+// A Wait could otherwise get a key that is released.
+func TestWaitsEndBeforeTheReleases(t *testing.T) {
+	var steps []string
+	step := func(name string) func(context.Context) {
+		return func(context.Context) { steps = append(steps, name) }
+	}
+	e := &env{suite: newTestSuite(t), ctx: t.Context()}
+	e.held = map[string]func(context.Context){"token": step("release")}
+	e.timeout = time.Minute
+	e.beforeReleases(step("end a Wait"))
+	e.close()
+	if got := strings.Join(steps, ", "); got != "end a Wait, release" {
+		t.Errorf("the end of a try: %s", got)
+	}
 }
 
 func TestSummaryNamesTheHooksThatAreNil(t *testing.T) {

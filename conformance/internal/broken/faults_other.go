@@ -183,11 +183,11 @@ var otherFaults = []Fault{
 		}},
 	{Name: "holds do not survive a restart of the store", Clause: "restart-with-data",
 		spoil: changes(func(s *store) { s.lose = func(bool) { clear(s.keys) } })},
-	{Name: "Wait reports an outage as ErrHeld", Clause: "restart-waiter link-wait-reply",
+	{Name: "Wait reports an outage as ErrInvalid", Clause: "restart-waiter link-wait-reply",
 		kind: waits,
 		spoil: spoils(
 			onWait.asks(func(c *backend.Claim) { c.Timeout = 4 * latency }), // gives up too early
-			onWait.turns(nil, backend.ErrHeld))},
+			onWait.turns(nil, backend.ErrInvalid))},
 	{Name: "Network is claimed, but the driver reaches one process", Clause: "reach"},
 
 	{Name: "a late vote is not released after Close", Clause: "leftovers-close", spoil: voteLate},
