@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"reflect"
 	"slices"
 
 	"github.com/hasplock/hasp/backend"
@@ -160,11 +159,6 @@ func all(needs ...need) need {
 // hooks lists the hooks of a Harness in the order of its fields. Stop stands for Start as well.
 var hooks = []string{
 	"Store", "Stop", "Link", "Flush", "Kick", "Commands", "Entries", "Sweep", "Others",
-}
-
-// has reports whether a hook is not nil.
-func (h *Harness) has(hook string) bool {
-	return !reflect.ValueOf(h).Elem().FieldByName(hook).IsZero()
 }
 
 func needsHook(name string) need {

@@ -143,7 +143,7 @@ func (w *worker) try(what string, err error) {
 	}
 }
 
-// with locks key by the first Client, and calls f with the lease. If that fails, it does not call f.
+// with locks key by the first Client, and calls f with the lease, unless that fails.
 func (w *worker) with(key string, f func(lease *hasp.Lease), opts ...hasp.Option) {
 	lease, err := w.one.TryLock(w.ctx, key, append(opts, hasp.WithoutRenewal())...)
 	w.try("lock "+key, err)
@@ -216,7 +216,8 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 		w.refused(lease.Key(), hasp.WithMaxWait(0))
 	}, hasp.WithMinHold(30*time.Second))
 
-	if first, err := one.TryLock(ctx, name+"shared", hasp.WithShared(), hasp.WithoutRenewal()); err == nil {
+	first, err := one.TryLock(ctx, name+"shared", hasp.WithShared(), hasp.WithoutRenewal())
+	if err == nil {
 		w.readers(first)
 	} else if !errors.Is(err, errors.ErrUnsupported) {
 		w.try("lock shared", err)

@@ -92,8 +92,8 @@ func TestFence(t *testing.T) {
 }
 
 // Transactions of many holders run at the same time. Each sees all that earlier ones have written:
-// otherwise two rows of the log would have the same number. No transaction follows one with a larger
-// fence.
+// otherwise two rows of the log would have the same number. No transaction follows one with a
+// larger fence.
 func testOrder(t *testing.T, db *sql.DB, guard fence.SQL) {
 	write := func(f int) error {
 		return guard.Do(fence.With(t.Context(), uint64(f)), db, "log",

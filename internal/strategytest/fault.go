@@ -15,7 +15,8 @@ import (
 // released.
 func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 	for name, trouble := range map[string]struct{ begin, end []any }{
-		"OOM":      {[]any{"config", "set", "maxmemory", "1"}, []any{"config", "set", "maxmemory", "0"}},
+		"OOM": {[]any{"config", "set", "maxmemory", "1"},
+			[]any{"config", "set", "maxmemory", "0"}},
 		"READONLY": {[]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}},
 		"NOPERM": {[]any{"acl", "setuser", "default", "-@string", "-@hash", "-@scripting"},
 			[]any{"acl", "setuser", "default", "+@all"}},
@@ -41,7 +42,7 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 			r.Acquire(t, before)
 			Want(t, "acquire", ErrOf(r.Driver.Acquire(t.Context(), waiting)), backend.ErrHeld)
 			r.Release(t, before)
-			r.Driver.Release(t.Context(), Kept(Claim("x"), Term)) // loads the script into the server
+			r.Driver.Release(t.Context(), Kept(Claim("x"), Term)) // loads the script
 
 			r.Do(t, trouble.begin...)
 			for kind, c := range map[string]backend.Claim{
@@ -61,7 +62,8 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 			errs := map[string]error{"renew": r.Renew(t, mine), "renew shared": r.Renew(t, reader)}
 			left := min(r.Left(t, "mine"), r.Left(t, "reader"))
 			for what, c := range map[string]backend.Claim{
-				"release": mine, "release shared": reader, "release with KeepUntil": Kept(kept, Term/2),
+				"release": mine, "release shared": reader,
+				"release with KeepUntil": Kept(kept, Term/2),
 			} {
 				errs[what] = r.Driver.Release(t.Context(), c)
 			}
@@ -82,8 +84,8 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 	}
 }
 
-// ScriptErrorsAreNoLoss proves that a call of a user without one of these rights either succeeds, or
-// is an outage and changes nothing.
+// ScriptErrorsAreNoLoss proves that a call of a user without one of these rights either succeeds,
+// or is an outage and changes nothing.
 func (s Strategy) ScriptErrorsAreNoLoss(t *testing.T) {
 	outages := 0
 	for _, right := range []string{"getrange", "hlen", "hkeys", "hdel", "pexpire", "zrange"} {
@@ -112,7 +114,8 @@ func (s Strategy) ScriptErrorsAreNoLoss(t *testing.T) {
 			_, err := r.Driver.Acquire(t.Context(), free)
 			judge("acquire", err, exists(free.Key))
 
-			if _, err := r.Driver.Acquire(t.Context(), Claim(c.Key)); !errors.Is(err, backend.ErrHeld) {
+			_, err = r.Driver.Acquire(t.Context(), Claim(c.Key))
+			if !errors.Is(err, backend.ErrHeld) {
 				Outage(t, "acquire a held key without "+right, err)
 			}
 			if st, err := r.Driver.Inspect(t.Context(), c.Key); err == nil && !st.Held {
