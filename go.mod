@@ -8,7 +8,6 @@ require (
 	github.com/gofrs/flock v0.13.1
 	github.com/hashicorp/go-multierror v1.1.1
 	github.com/moby/moby/api v1.55.0
-	github.com/moby/moby/client v0.5.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/spf13/cobra v1.10.2
 	github.com/testcontainers/testcontainers-go v0.44.0
@@ -16,6 +15,8 @@ require (
 	golang.org/x/sys v0.49.0
 	golang.org/x/term v0.47.0
 )
+
+require github.com/moby/moby/client v0.5.0 // indirect
 
 require (
 	dario.cat/mergo v1.0.2 // indirect

@@ -123,39 +123,42 @@ func othersShared(e *env, first, second other) {
 	a := e.openBy(first.open, e.store)
 	b := e.openBy(second.open, e.store)
 	key := e.key()
-	if a.Traits().Shared {
-		r := a.join(key, e.long)
-		mustf(b.refused(key), "a key with a shared hold of %s", first.name)
-		b.lost(e.claimOf(key, e.long), "another's shared hold")
-
-		if b.Traits().Shared {
-			c := shared(e.claimOf(key, e.long))
-			if err := errOf(b.acquire(c)); err == nil {
-				a.give(r)
-				mustf(a.refused(key), "a key with a shared hold of %s", second.name)
-				b.keep(c)
-				b.give(c)
-				r = a.join(key, e.long)
-			} else {
-				must(is("acquire shared a key with a shared hold of "+first.name, err,
-					backend.ErrHeld))
-			}
+	for _, isShared := range []bool{true, false} {
+		if isShared && !a.Traits().Shared {
+			continue
 		}
 
-		a.keep(r)
-		a.give(r)
-		mustf(b.granted(key), "after the release of a shared hold")
-	}
-
-	if b.Traits().Shared {
 		c := e.claimOf(key, e.long)
+		c.Shared = isShared
 		a.take(c)
-		must(b.refusesShared(key))
-		b.lost(shared(e.claimOf(key, e.long)), "another's hold")
+		mustf(b.refused(key), "a key of %s, shared: %t", first.name, isShared)
+		other := e.claimOf(key, e.long)
+		b.lost(other, "another's hold")
+
+		if b.Traits().Shared {
+			b.lost(shared(other), "another's hold")
+			joined := e.joinsOther(a, b, c)
+			require(isShared || !joined, "a shared hold of %s beside %s", second.name, first.name)
+		}
+
 		a.keep(c)
 		a.give(c)
-		b.give(b.join(key, e.long))
+		mustf(b.granted(key), "after the release of %s", first.name)
 	}
+}
+
+// joinsOther reports whether driver b, of another strategy, gets a shared hold beside c. If so, a
+// release of that hold must leave c, and the hold must keep other callers out.
+func (e *env) joinsOther(a, b *driver, c backend.Claim) bool {
+	next := shared(e.claimOf(c.Key, e.long))
+	if err := errOf(b.acquire(next)); err != nil {
+		must(is("acquire shared a key that another strategy holds", err, backend.ErrHeld))
+		return false
+	}
+	mustf(a.refused(c.Key), "a key with shared holds of two strategies")
+	b.keep(next)
+	b.give(next)
+	return true
 }
 
 func othersHistory(e *env) {

@@ -190,30 +190,27 @@ func (a *answers) check() {
 	must(a.wrong)
 }
 
-// renewMany renews holds, free keys, and keys that other tokens hold, in one batch. Of every eight
-// claims, the last four are shared.
+// renewMany renews holds, and keys that other tokens hold, in one batch. Of every eight claims, the
+// last four are shared.
 func renewMany(e *env, a, b *driver) {
 	cs := make([]backend.Claim, 60)
-	holdsNothing := func(i int) bool { return i%4 == 1 || i%4 == 2 }
+	holds := func(i int) bool { return i%4 == 0 || i%4 == 3 }
 
 	for i := range cs {
-		cs[i] = e.claim(e.term)
+		// Take a long hold, so that it still exists when the batch is sent.
+		cs[i] = e.claim(e.long)
 		cs[i].Shared = e.traits.Shared && i%8 >= 4
 		switch {
-		case i%16 == 1, i%16 == 5:
-			cs[i].Key = cs[i-1].Key
+		case i%4 == 1:
+			cs[i].Key = cs[i-1].Key // held by another token of the batch
 		case i%4 == 2:
-			other := e.claimOf(cs[i].Key, e.long)
-			other.Shared = cs[i].Shared
+			other := cs[i]
+			other.Token = e.claim(e.long).Token
 			b.take(other)
-		case !holdsNothing(i):
-			if cs[i].Shared && i%4 == 3 {
-				cs[i].Key = cs[i-3].Key // two holds of one key
-			}
-
-			// Take a long hold, so that it still exists when the batch is sent. The renewal asks
-			// for a shorter term.
-			cs[i].TTL = e.long
+		case cs[i].Shared && i%4 == 3:
+			cs[i].Key = cs[i-3].Key // two holds of one key
+		}
+		if holds(i) {
 			a.take(cs[i])
 		}
 	}
@@ -224,11 +221,11 @@ func renewMany(e *env, a, b *driver) {
 	got.check()
 
 	for i := range cs {
-		if holdsNothing(i) {
+		if holds(i) {
+			mustf(got.errs[i], "claim %d of %d, which is held", i, len(cs))
+		} else {
 			must(is(fmt.Sprintf("claim %d of %d, whose token holds nothing", i, len(cs)),
 				got.errs[i], backend.ErrLost))
-		} else {
-			mustf(got.errs[i], "claim %d of %d, which is held", i, len(cs))
 		}
 	}
 

@@ -213,8 +213,9 @@ var orderClauses = []clause{
 		why: "Waiters that give up leave the order of the others as it was."},
 	{name: "order-no-barging", need: ordered, says: saysBarge, check: orderNoBarging,
 		why: "Ordered drivers refuse an Acquire while any caller waits."},
-	{name: "order-not-claimed", need: unordered, says: saysClaims, check: pair(orderNotClaimed),
-		why: "A driver that always keeps the order of arrival is Ordered by its Traits."},
+	{name: "order-not-claimed", need: all(waiter, notOrdered), says: saysClaims,
+		check: pair(orderNotClaimed),
+		why:   "A driver that always keeps the order of arrival is Ordered by its Traits."},
 }
 
 // line lets n waiters of several drivers queue for a held key. Those that the list quit names give

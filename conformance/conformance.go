@@ -47,6 +47,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -210,6 +211,11 @@ func (h *Harness) check() error {
 		}
 	}
 	return nil
+}
+
+// has reports whether a hook is not nil.
+func (h *Harness) has(hook string) bool {
+	return !reflect.ValueOf(h).Elem().FieldByName(hook).IsZero()
 }
 
 func (h *Harness) setDefaults() {

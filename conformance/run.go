@@ -62,8 +62,8 @@ func summary(h Harness, counts map[string]int) string {
 		counts[passed], counts[failed], counts[skipped])
 	var missing []string
 	for _, hook := range hooks {
-		if !hook.has(&h) {
-			missing = append(missing, hook.name)
+		if !h.has(hook) {
+			missing = append(missing, hook)
 		}
 	}
 	if len(missing) > 0 {

@@ -95,19 +95,9 @@ var (
 	shown     = needs("the driver is neither an Inspector nor a Lister", func(s *suite) bool {
 		return s.inspector || s.lister
 	})
-	lister    = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })
-	ordered   = needs("not Ordered by its Traits", func(s *suite) bool { return s.traits.Ordered })
-	unordered = all(needs("Ordered by its Traits", func(s *suite) bool {
-		return !s.traits.Ordered
-	}), waiter)
-	fenced   = needs("not Fenced by its Traits", func(s *suite) bool { return s.traits.Fenced })
-	unfenced = needs("Fenced by its Traits", func(s *suite) bool { return !s.traits.Fenced })
-	keeps    = needs("no MinHold by its Traits", func(s *suite) bool { return s.traits.MinHold })
-	unkept   = needs("MinHold by its Traits", func(s *suite) bool { return !s.traits.MinHold })
-	shares   = needs("no Shared by its Traits", func(s *suite) bool { return s.traits.Shared })
-	unshared = needs("Shared by its Traits", func(s *suite) bool { return !s.traits.Shared })
-	polling  = needs("the driver is a Waiter", func(s *suite) bool { return !s.waiter || s.waker })
-	ends     = needs("ends a call sometime by its Traits", func(s *suite) bool {
+	lister  = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })
+	polling = needs("the driver is a Waiter", func(s *suite) bool { return !s.waiter || s.waker })
+	ends    = needs("ends a call sometime by its Traits", func(s *suite) bool {
 		return s.traits.Cancellation != backend.CancelNone
 	})
 	limited = needs("grants any term by its Traits", func(s *suite) bool {
@@ -117,6 +107,21 @@ var (
 		return s.traits.Reach != backend.Process
 	})
 )
+
+// These are the needs of clauses that check a trait, and of those that check its absence.
+var (
+	ordered, notOrdered = either("Ordered", func(t backend.Traits) bool { return t.Ordered })
+	fenced, unfenced    = either("Fenced", func(t backend.Traits) bool { return t.Fenced })
+	keeps, unkept       = either("MinHold", func(t backend.Traits) bool { return t.MinHold })
+	shares, unshared    = either("Shared", func(t backend.Traits) bool { return t.Shared })
+)
+
+func either(trait string, has func(t backend.Traits) bool) (with, without need) {
+	trait += " by its Traits"
+	with = needs("not "+trait, func(s *suite) bool { return has(s.traits) })
+	without = needs(trait, func(s *suite) bool { return !has(s.traits) })
+	return with, without
+}
 
 // These are the needs of clauses that depend on a hook of the Harness.
 var (
@@ -151,25 +156,11 @@ func all(needs ...need) need {
 	}
 }
 
-type hook struct {
-	name string
-	has  func(h *Harness) bool
-}
-
 // hooks lists the hooks of a Harness in the order of its fields. Stop stands for Start as well.
-var hooks = []hook{
-	{"Store", func(h *Harness) bool { return h.Store != nil }},
-	{"Stop", func(h *Harness) bool { return h.Stop != nil }},
-	{"Link", func(h *Harness) bool { return h.Link != nil }},
-	{"Flush", func(h *Harness) bool { return h.Flush != nil }},
-	{"Kick", func(h *Harness) bool { return h.Kick != nil }},
-	{"Commands", func(h *Harness) bool { return h.Commands != nil }},
-	{"Entries", func(h *Harness) bool { return h.Entries != nil }},
-	{"Sweep", func(h *Harness) bool { return h.Sweep != nil }},
-	{"Others", func(h *Harness) bool { return len(h.Others) > 0 }},
+var hooks = []string{
+	"Store", "Stop", "Link", "Flush", "Kick", "Commands", "Entries", "Sweep", "Others",
 }
 
 func needsHook(name string) need {
-	i := slices.IndexFunc(hooks, func(h hook) bool { return h.name == name })
-	return needs("Harness."+name+" is nil", func(s *suite) bool { return hooks[i].has(&s.h) })
+	return needs("Harness."+name+" is nil", func(s *suite) bool { return s.h.has(name) })
 }

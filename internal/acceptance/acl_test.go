@@ -17,35 +17,34 @@ import (
 )
 
 // rules returns the rows of two tables in docs/redis.md: the rights that each strategy needs on
-// each topology, and the rights that are needed in addition in some cases.
-func rules(t *testing.T) (strategies map[string]map[string][]string, besides map[string][]string) {
+// each topology, by names such as "fairlock on cluster", and the rights that are needed in addition
+// in some cases.
+func rules(t *testing.T) map[string][]string {
 	text := await.Value(os.ReadFile("../../docs/redis.md"))
-	strategies = map[string]map[string][]string{}
-	besides = map[string][]string{}
 	_, tables, ok := strings.Cut(string(text), "\n## What the user must be allowed\n")
 	if !ok {
 		t.Fatal("docs/redis.md: no such heading")
 	}
+
+	all := map[string][]string{}
 	for line := range strings.Lines(tables) {
 		line = strings.ReplaceAll(strings.TrimSpace(line), `\|`, "\x00")
 		cells := strings.Split(strings.Trim(line, "|"), "|")
 		for i, c := range cells {
 			cells[i] = strings.ReplaceAll(strings.Trim(c, " `"), "\x00", "|")
 		}
-		switch {
-		case !strings.Contains(line, "`"):
-		case len(cells) == 2:
-			besides[cells[0]] = strings.Fields(cells[1])
-		case len(cells) == 3:
+
+		rights := strings.Fields(cells[len(cells)-1])
+		switch len(cells) {
+		case 2:
+			all[cells[0]] = rights
+		case 3:
 			for on := range strings.SplitSeq(cells[1], ", ") {
-				if strategies[cells[0]] == nil {
-					strategies[cells[0]] = map[string][]string{}
-				}
-				strategies[cells[0]][on] = strings.Fields(cells[2])
+				all[cells[0]+" on "+on] = rights
 			}
 		}
 	}
-	return strategies, besides
+	return all
 }
 
 // place is a Redis for tests with users that have few rights.
@@ -112,7 +111,7 @@ func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 				name := p.user(t, slices.DeleteFunc(slices.Clone(rules), func(r string) bool {
 					return r == rule
 				}))
-				// The function work waits four times.
+				// The function work waits five times.
 				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond+6*wait)
 				err := use(ctx, name, "", wait)
 				cancel()
@@ -130,6 +129,62 @@ func (p *place) needs(t *testing.T, strategy string, rules, drop []string) {
 
 var names atomic.Int64
 
+// worker makes calls on two Clients, and collects the errors.
+type worker struct {
+	ctx      context.Context
+	one, two *hasp.Client
+	wait     time.Duration // how long a Client waits for a key that the other holds
+	errs     []error
+}
+
+func (w *worker) try(what string, err error) {
+	if err != nil {
+		w.errs = append(w.errs, fmt.Errorf("%s: %w", what, err))
+	}
+}
+
+// with locks key by the first Client, and calls f with the lease, unless that fails.
+func (w *worker) with(key string, f func(lease *hasp.Lease), opts ...hasp.Option) {
+	lease, err := w.one.TryLock(w.ctx, key, append(opts, hasp.WithoutRenewal())...)
+	w.try("lock "+key, err)
+	if err == nil {
+		f(lease)
+	}
+}
+
+func (w *worker) unlock(lease *hasp.Lease) { w.try("unlock", lease.Unlock(w.ctx)) }
+
+// waits lets the second Client wait for a key that is held. On a slow machine the server may not
+// answer in time, so any error is right.
+func (w *worker) waits(key string) {
+	if _, err := w.two.Lock(w.ctx, key, hasp.WithMaxWait(w.wait)); err == nil {
+		w.try("wait", errors.New("two hold it"))
+	}
+}
+
+// changes prolongs a lease, and inspects its key by the second Client.
+func (w *worker) changes(lease *hasp.Lease) {
+	w.try("extend", lease.Extend(w.ctx, time.Hour))
+	_, err := w.two.Inspect(w.ctx, lease.Key())
+	w.try("inspect", err)
+}
+
+// handsOver releases a lease while the second Client waits for its key.
+func (w *worker) handsOver(lease *hasp.Lease) {
+	w.waits(lease.Key())
+	waited := make(chan error)
+	go func() {
+		next, err := w.two.Lock(w.ctx, lease.Key())
+		if err == nil {
+			err = next.Unlock(w.ctx)
+		}
+		waited <- err
+	}()
+	time.Sleep(w.wait)
+	w.unlock(lease)
+	w.try("wait", <-waited)
+}
+
 // work is the use of a place that makes every kind of call. If a call fails, work leaves out the
 // calls that need it.
 func work(ctx context.Context, url, name string, wait time.Duration) error {
@@ -143,97 +198,50 @@ func work(ctx context.Context, url, name string, wait time.Duration) error {
 		return err
 	}
 	defer two.Close()
-	var errs []error
-	try := func(what string, err error) {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", what, err))
-		}
-	}
-	with := func(key string, f func(key string, lease *hasp.Lease), opts ...hasp.Option) {
-		key = name + key
-		lease, err := one.TryLock(ctx, key, append(opts, hasp.WithoutRenewal())...)
-		try("lock", err)
-		if err == nil {
-			f(key, lease)
-		}
-	}
-	with("renewed", func(key string, lease *hasp.Lease) {
-		try("extend", lease.Extend(ctx, time.Hour))
-		_, err := two.Inspect(ctx, key)
-		try("inspect", err)
-		try("unlock", lease.Unlock(ctx))
+
+	w := &worker{ctx: ctx, one: one, two: two, wait: wait}
+	w.with(name+"renewed", func(lease *hasp.Lease) {
+		w.changes(lease)
+		w.unlock(lease)
 	})
-	with("wanted", func(key string, lease *hasp.Lease) {
-		if _, err := two.Lock(ctx, key, hasp.WithMaxWait(wait)); err == nil {
-			try("wait", errors.New("two hold it"))
-		}
-		handsOver(ctx, lease, two, wait, try)
-	})
-	with("broken", func(key string, lease *hasp.Lease) {
-		try("break", two.Break(ctx, key))
+	w.with(name+"wanted", w.handsOver)
+	w.with(name+"broken", func(lease *hasp.Lease) {
+		w.try("break", two.Break(ctx, lease.Key()))
 		if err := lease.Unlock(ctx); !errors.Is(err, hasp.ErrLost) {
-			try("unlock", fmt.Errorf("of a broken key: %w", err))
+			w.try("unlock", fmt.Errorf("of a broken key: %w", err))
 		}
 	})
-	with("fenced", func(key string, lease *hasp.Lease) {
-		try("unlock", lease.Unlock(ctx))
-	}, hasp.WithFence())
-	with("kept", func(key string, lease *hasp.Lease) {
-		try("unlock", lease.Unlock(ctx))
-		if _, err := two.TryLock(ctx, key); !errors.Is(err, hasp.ErrHeld) {
-			try("lock", fmt.Errorf("of a key that is kept: %v", err))
+	w.with(name+"fenced", w.unlock, hasp.WithFence())
+	w.with(name+"kept", func(lease *hasp.Lease) {
+		w.unlock(lease)
+		if _, err := two.TryLock(ctx, lease.Key()); !errors.Is(err, hasp.ErrHeld) {
+			w.try("lock", fmt.Errorf("of a key that is kept: %v", err))
 		}
 	}, hasp.WithMinHold(30*time.Second))
-	readers(ctx, one, two, name+"shared", wait, try)
+
+	first, err := one.TryLock(ctx, name+"shared", hasp.WithShared(), hasp.WithoutRenewal())
+	if err == nil {
+		w.readers(first)
+	} else if !errors.Is(err, errors.ErrUnsupported) {
+		w.try("lock shared", err)
+	}
 	if lease, err := one.TryLock(ctx, moving+name); err == nil { // may be refused
-		try("unlock", lease.Unlock(ctx))
+		w.unlock(lease)
 	}
-	return errors.Join(errs...)
+	return errors.Join(w.errs...)
 }
 
-// readers makes every kind of call for shared holds, if the strategy has them.
-func readers(
-	ctx context.Context, one, two *hasp.Client, key string, wait time.Duration,
-	try func(what string, err error),
-) {
-	first, err := one.TryLock(ctx, key, hasp.WithShared(), hasp.WithoutRenewal())
-	if errors.Is(err, errors.ErrUnsupported) {
-		return
-	}
-	try("lock shared", err)
-	if err != nil {
-		return
-	}
-	second, err := two.TryLock(ctx, key, hasp.WithShared(), hasp.WithFence(), hasp.WithoutRenewal())
-	try("lock shared as well", err)
-	try("extend", first.Extend(ctx, time.Hour))
-	_, err = two.Inspect(ctx, key)
-	try("inspect", err)
-	if _, err := one.Lock(ctx, key, hasp.WithMaxWait(wait)); err == nil {
-		try("wait for readers", errors.New("a writer beside readers"))
-	}
+// readers makes every kind of call for shared holds.
+func (w *worker) readers(first *hasp.Lease) {
+	second, err := w.one.TryLock(w.ctx, first.Key(), hasp.WithShared(), hasp.WithFence(),
+		hasp.WithoutRenewal())
+	w.try("lock shared as well", err)
+	w.changes(first)
+	w.waits(first.Key())
 	if second != nil {
-		try("unlock", second.Unlock(ctx))
+		w.unlock(second)
 	}
-	handsOver(ctx, first, two, wait, try)
-}
-
-// handsOver releases a lease while another Client waits for its key.
-func handsOver(
-	ctx context.Context, lease *hasp.Lease, other *hasp.Client, wait time.Duration,
-	try func(what string, err error),
-) {
-	waited := make(chan error)
-	go func() {
-		lease, err := other.Lock(ctx, lease.Key())
-		if err == nil {
-			err = lease.Unlock(ctx)
-		}
-		waited <- err
-	}()
-	time.Sleep(wait)
-	try("unlock", lease.Unlock(ctx))
-	try("wait", <-waited)
+	w.handsOver(first)
 }
 
 // moving is a prefix of keys in a slot that the cluster is moving.
@@ -251,86 +259,73 @@ func look(ctx context.Context, url, _ string, _ time.Duration) error {
 
 func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 	redistest.NeedSets(t)
-	strategies, besides := rules(t)
+	rules := rules(t)
 	log := &redistest.Options{Args: []string{"--acllog-max-len", "10000"}}
-	places := map[string]func(t *testing.T) *place{
-		"server": func(t *testing.T) *place {
-			srv := redistest.Start(t, log)
-			return &place{[]*redistest.Server{srv}, "redis://USER@" + srv.Addr + "/0", "", work}
-		},
-		"sentinel": func(t *testing.T) *place {
+	server := func(t *testing.T) *place {
+		srv := redistest.Start(t, log)
+		return &place{[]*redistest.Server{srv}, "redis://USER@" + srv.Addr + "/0", "", work}
+	}
+	ofSet := func(servers []*redistest.Server, url, params string) *place {
+		return &place{servers, strings.Replace(url, "://", "://USER@", 1), params, work}
+	}
+
+	for name, trial := range map[string]struct {
+		start      func(t *testing.T) *place
+		strategies []string
+		on         string   // the rights of the strategy on this topology are needed
+		besides    []string // the names of rights that are needed in addition
+	}{
+		"server": {server, onRedis(), "server", nil},
+		"sentinel": {func(t *testing.T) *place {
 			set := redistest.StartSentinel(t, log)
-			return &place{set.Servers, strings.Replace(set.URL(), "://", "://USER@", 1),
-				"&replicas=1", work}
-		},
-		"cluster": func(t *testing.T) *place {
+			return ofSet(set.Servers, set.URL(), "&replicas=1")
+		}, onRedis(), "sentinel", []string{"sentinel", "replicas"}},
+		"cluster": {func(t *testing.T) *place {
 			set := redistest.StartCluster(t, log)
 			set.Move(moving)
-			return &place{set.Servers, strings.Replace(set.URL(), "://", "://USER@", 1),
-				"&replicas=1", work}
-		},
-	}
-	for on, start := range places {
-		t.Run(on, func(t *testing.T) {
+			return ofSet(set.Servers, set.URL(), "&replicas=1")
+		}, onRedis(), "cluster", []string{"cluster", "replicas"}},
+		"each node": {func(t *testing.T) *place {
+			nodes := redistest.StartNodes(t, 3, log)
+			return ofSet(nodes.Servers, nodes.URL(), "&max_ttl=2h")
+		}, []string{"redlock"}, "each node", nil},
+		"list": {func(t *testing.T) *place {
+			p := server(t)
+			p.use = lists
+			return p
+		}, onRedis(), "server", []string{"hasp ls, hasp ui and Client.List"}},
+		"database": {func(t *testing.T) *place {
+			p := server(t)
+			p.url = strings.TrimSuffix(p.url, "0") + "1"
+			return p
+		}, []string{"spinlock"}, "server", []string{"a database other than 0"}},
+		"sentinels": {func(t *testing.T) *place {
+			set := redistest.StartSentinel(t, nil)
+			params := "&sentinel_user=NAME&sentinel_password=secret"
+			return &place{set.Sentinels, set.URL(), params, look}
+		}, []string{"spinlock"}, "", []string{"the sentinels, for `sentinel_user"}},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := start(t)
-			for _, strategy := range onRedis() {
+			p := trial.start(t)
+			for _, strategy := range trial.strategies {
+				all := slices.Clone(rules[strategy+" on "+trial.on])
+				if all == nil && trial.on != "" {
+					t.Fatalf("docs/redis.md has no rules for %s on %s", strategy, trial.on)
+				}
+				for _, name := range trial.besides {
+					all = append(all, rules[name]...)
+				}
+
+				// Other topologies drop only the rights that the trial of a single server does not.
+				drop := slices.DeleteFunc(slices.Clone(all), func(rule string) bool {
+					return name != "server" && slices.Contains(rules[strategy+" on server"], rule)
+				})
 				t.Run(strategy, func(t *testing.T) {
 					t.Parallel()
-					own := strategies[strategy][on]
-					if own == nil {
-						t.Fatalf("docs/redis.md has no rules for %s on %s", strategy, on)
-					}
-					more := besides[on]
-					if on != "server" {
-						more = append(slices.Clone(more), besides["replicas"]...)
-					}
-					all := append(slices.Clone(own), more...)
-					drop := more
-					if !slices.Equal(own, strategies[strategy]["sentinel"]) || on == "server" {
-						drop = all
-					}
 					p.needs(t, strategy, all, drop)
 				})
 			}
 		})
 	}
-	t.Run("each node", func(t *testing.T) {
-		t.Parallel()
-		nodes := redistest.StartNodes(t, 3, log)
-		p := &place{nodes.Servers, strings.Replace(nodes.URL(), "://", "://USER@", 1),
-			"&max_ttl=2h", work}
-		own := strategies["redlock"]["each node"]
-		if own == nil {
-			t.Fatal("docs/redis.md has no rules for redlock on each node")
-		}
-		p.needs(t, "redlock", own, own)
-	})
-	t.Run("list", func(t *testing.T) {
-		t.Parallel()
-		p := places["server"](t)
-		p.use = lists
-		more := besides["hasp ls, hasp ui and Client.List"]
-		for _, strategy := range onRedis() {
-			t.Run(strategy, func(t *testing.T) {
-				p.needs(t, strategy, append(slices.Clone(strategies[strategy]["server"]), more...),
-					more)
-			})
-		}
-	})
-	t.Run("database", func(t *testing.T) {
-		t.Parallel()
-		p := places["server"](t)
-		p.url = strings.TrimSuffix(p.url, "0") + "1"
-		more := besides["a database other than 0"]
-		p.needs(t, "spinlock", append(slices.Clone(strategies["spinlock"]["server"]), more...),
-			more)
-	})
-	t.Run("sentinels", func(t *testing.T) {
-		t.Parallel()
-		set := redistest.StartSentinel(t, nil)
-		p := &place{set.Sentinels, set.URL(), "&sentinel_user=NAME&sentinel_password=secret", look}
-		more := besides["the sentinels, for `sentinel_user"]
-		p.needs(t, "spinlock", more, more)
-	})
 }

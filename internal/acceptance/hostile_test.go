@@ -145,35 +145,33 @@ func (h *hostile) overClient(srv *redistest.Server) (backend.Driver, error) {
 	return redlock.NewDriver([]redis.UniversalClient{rdb}, unsafe)
 }
 
-// calls has all calls of a driver. With garbage, none of them may succeed.
-var calls = map[string]func(ctx context.Context, d backend.Driver, key string) error{
-	"acquire": func(ctx context.Context, d backend.Driver, key string) error {
-		return strategytest.ErrOf(d.Acquire(ctx, strategytest.Claim(key)))
-	},
-	"acquire fenced": func(ctx context.Context, d backend.Driver, key string) error {
-		return strategytest.ErrOf(d.Acquire(ctx, strategytest.Fenced(key)))
-	},
-	"wait": func(ctx context.Context, d backend.Driver, key string) error {
-		w, ok := d.(backend.Waiter)
+// ops has all calls of a driver. With garbage, none of them may succeed.
+var ops = []string{"acquire", "acquire fenced", "wait", "renew", "release", "inspect"}
+
+// call makes one call. If the driver has no such call, the error is errNoWaiter.
+func (h *hostile) call(ctx context.Context, op, key string) error {
+	c := strategytest.Claim(key)
+	switch op {
+	case "acquire":
+		return strategytest.ErrOf(h.d.Acquire(ctx, c))
+	case "acquire fenced":
+		return strategytest.ErrOf(h.d.Acquire(ctx, strategytest.Fenced(key)))
+	case "wait":
+		w, ok := h.d.(backend.Waiter)
 		if !ok {
 			return errNoWaiter
 		}
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		defer cancel()
 		return strategytest.ErrOf(w.Wait(ctx, strategytest.Fenced(key)))
-	},
-	"renew": func(ctx context.Context, d backend.Driver, key string) error {
+	case "renew":
 		err := errors.New("not answered")
-		cs := []backend.Claim{strategytest.Claim(key)}
-		d.Renew(ctx, cs, func(_ int, _ backend.Grant, e error) { err = e })
+		h.d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
 		return err
-	},
-	"release": func(ctx context.Context, d backend.Driver, key string) error {
-		return d.Release(ctx, strategytest.Claim(key))
-	},
-	"inspect": func(ctx context.Context, d backend.Driver, key string) error {
-		return strategytest.ErrOf(d.(backend.Inspector).Inspect(ctx, key))
-	},
+	case "release":
+		return h.d.Release(ctx, c)
+	}
+	return strategytest.ErrOf(h.d.(backend.Inspector).Inspect(ctx, key))
 }
 
 var errNoWaiter = errors.New("the driver is no Waiter")
@@ -195,7 +193,7 @@ func (h *hostile) isToldGarbage(t *testing.T) {
 			continue // its clean-ups of earlier keys share pipelines with other calls
 		}
 		for _, got := range h.ask(t, "k-"+strings.ReplaceAll(what, " ", "-"), g) {
-			if !got.isOutage() && !h.valid(g, got) {
+			if !strategytest.IsOutage(got.err) && !h.valid(g, got) {
 				t.Errorf("%s, %s: got %.200v, want an outage", what, got.op, got.err)
 			}
 		}
@@ -208,17 +206,6 @@ func (h *hostile) isToldGarbage(t *testing.T) {
 type answer struct {
 	op  string
 	err error
-}
-
-func (a answer) isOutage() bool {
-	for _, definite := range []error{
-		nil, backend.ErrHeld, backend.ErrLost, backend.ErrInvalid, errors.ErrUnsupported,
-	} {
-		if errors.Is(a.err, definite) {
-			return false
-		}
-	}
-	return true
 }
 
 // valid reports whether g is a valid reply to a command of the call, and a its meaning.
@@ -252,7 +239,7 @@ func (h *hostile) ask(t *testing.T, key string, g garbage) (got []answer) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		began := time.Now()
-		err := calls[op](ctx, h.d, key)
+		err := h.call(ctx, op, key)
 		if took := time.Since(began); took > patience+20*time.Second {
 			t.Errorf("%s, %s took %v", key, op, took)
 		}
@@ -262,12 +249,12 @@ func (h *hostile) ask(t *testing.T, key string, g garbage) (got []answer) {
 	}
 
 	var together sync.WaitGroup
-	for op := range calls {
+	for _, op := range ops {
 		if !g.hangs {
 			call(op)
 		}
 	}
-	for op := range calls {
+	for _, op := range ops {
 		if !g.apart {
 			together.Go(func() { call(op) })
 		}

@@ -21,21 +21,6 @@ func (d *double) Skip(args ...any)          { d.stop("skip") }
 func (d *double) Fatalf(f string, a ...any) { d.stop("fail: " + fmt.Sprintf(f, a...)) }
 func (d *double) stop(end string)           { d.end = end; panic(d) }
 
-// ends runs f as a test. It returns how the test ends, and how long it took.
-func ends(f func(t testing.TB)) (end string, after time.Duration) {
-	began := time.Now()
-	d := &double{}
-	defer func() {
-		if p := recover(); p != nil && p != any(d) {
-			panic(p)
-		}
-		end = d.end
-		after = time.Since(began)
-	}()
-	f(d)
-	return
-}
-
 // takes returns an f for Undisturbed. Each call lasts for the next of times and returns "wrong".
 // After the last of times, nothing is wrong.
 func takes(times ...time.Duration) func() string {
@@ -77,10 +62,15 @@ func TestEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				end, after := ends(c.f)
 				defer time.Sleep(2 * time.Hour) // until calls that do not return have ended
-				if end != c.end || after < c.after {
-					t.Errorf("got %q after %v, want %q after %v", end, after, c.end, c.after)
+				began := time.Now()
+				d := &double{}
+				func() {
+					defer func() { recover() }() // of the method stop
+					c.f(d)
+				}()
+				if after := time.Since(began); d.end != c.end || after < c.after {
+					t.Errorf("got %q after %v, want %q after %v", d.end, after, c.end, c.after)
 				}
 			})
 		})

@@ -364,19 +364,12 @@ func (s *Server) SignalAll(sig syscall.Signal) error {
 	return err
 }
 
+// children returns the child processes of a process. Without /proc it finds none.
 func children(pid int) (pids []int) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
 		n, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		if _, parent := stat(n); parent == pid {
-			pids = append(pids, n)
-		}
-	}
-
-	if len(stats) == 0 { // this system has no /proc
-		out, _ := exec.Command("pgrep", "-P", strconv.Itoa(pid)).Output()
-		for f := range strings.FieldsSeq(string(out)) {
-			n, _ := strconv.Atoi(f)
 			pids = append(pids, n)
 		}
 	}

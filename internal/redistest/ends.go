@@ -12,48 +12,50 @@ import (
 
 // Ending is one way to end the context of a call after a moment.
 type Ending struct {
-	Name   string
-	Start  func(context.Context) (context.Context, context.CancelFunc)
-	errors []error // the call must return one of these
+	Name     string
+	deadline bool // the call must return the error of a deadline
+	Start    func(context.Context) (context.Context, context.CancelFunc)
 }
 
 // Match reports whether err fits this way of ending.
 func (e Ending) Match(err error) bool {
-	for _, want := range e.errors {
-		if errors.Is(err, want) {
-			return true
-		}
+	if e.deadline {
+		return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
 	}
-	return false
+	return errors.Is(err, context.Canceled)
 }
+
+const moment = 50 * time.Millisecond
 
 // Endings are the ways to end a context.
 var Endings = []Ending{
-	{"cancelled", func(ctx context.Context) (context.Context, context.CancelFunc) {
+	{"cancelled", false, func(ctx context.Context) (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
-		time.AfterFunc(50*time.Millisecond, cancel)
+		time.AfterFunc(moment, cancel)
 		return ctx, cancel
-	}, []error{context.Canceled}},
-	{"cancelled without a deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
+	}},
+	{"cancelled without a deadline", false, func(
+		ctx context.Context,
+	) (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithCancel(ctx)
-		time.AfterFunc(50*time.Millisecond, cancel)
+		time.AfterFunc(moment, cancel)
 		return ctx, cancel
-	}, []error{context.Canceled}},
-	{"deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
-		return context.WithTimeout(ctx, 50*time.Millisecond)
-	}, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
-	{"lazy deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
-		c := calls.WithTimeout(ctx, nil, 50*time.Millisecond)
+	}},
+	{"deadline", true, func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, moment)
+	}},
+	{"lazy deadline", true, func(ctx context.Context) (context.Context, context.CancelFunc) {
+		c := calls.WithTimeout(ctx, nil, moment)
 		return c, c.End
-	}, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
-	{"quit", func(ctx context.Context) (context.Context, context.CancelFunc) {
-		quit, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	}},
+	{"quit", false, func(ctx context.Context) (context.Context, context.CancelFunc) {
+		quit, cancel := context.WithTimeout(ctx, moment)
 		c := calls.WithTimeout(ctx, quit, time.Minute)
 		return c, func() {
 			c.End()
 			cancel()
 		}
-	}, []error{context.Canceled}},
+	}},
 }
 
 // EachURL runs f once for each kind of URL. It passes a server with a URL of that kind, and the

@@ -2,7 +2,7 @@ package strategytest
 
 import (
 	"context"
-	"fmt"
+	"crypto/rand"
 	"slices"
 	"strings"
 	"sync"
@@ -33,13 +33,17 @@ func Conform(
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		virtual := redistest.VirtualNodes(t, n)
-		links := &links{all: virtual, clients: map[string][]redis.UniversalClient{}}
 		h.Only = func(clause string) bool {
 			startsProcesses := clause == "reach" || strings.HasPrefix(clause, "process-")
 			return !startsProcesses && !strings.HasSuffix(clause, "-leaves-nothing")
 		}
+
+		var links sync.Map // the clients that connect over a Link, by its Store
 		h.Open = func(_ context.Context, store string) (backend.Driver, error) {
-			return open(links.of(store)), nil
+			if clients, ok := links.Load(store); ok {
+				return open(clients.([]redis.UniversalClient)), nil
+			}
+			return open(virtual.Clients()), nil
 		}
 		var nodes Nodes
 		for _, v := range virtual {
@@ -48,7 +52,19 @@ func Conform(
 				func(_ context.Context, data bool) error { v.Start(data); return nil }})
 		}
 		Hooks(&h, func() Nodes { return nodes })
-		h.Link = links.link
+		h.Link = func(context.Context, string) (*conformance.Link, error) {
+			var proxies []*faultproxy.Proxy
+			var clients []redis.UniversalClient
+			for _, v := range virtual {
+				client, proxy := v.Link()
+				proxies = append(proxies, proxy)
+				clients = append(clients, client)
+			}
+
+			name := rand.Text()
+			links.Store(name, clients)
+			return Link(name, proxies), nil
+		}
 		if n > 1 {
 			// After a restart, each idle connection of a node fails once, and the node does not
 			// vote until redlock has tried all these connections.
@@ -124,42 +140,6 @@ func Hooks(h *conformance.Harness, nodes func() Nodes) {
 		}
 		return entries, nil
 	}
-}
-
-// links has the clients of each Link in virtual time.
-type links struct {
-	all redistest.VirtualServers
-
-	mu      sync.Mutex                         // guards clients
-	clients map[string][]redis.UniversalClient // the key is Link.Store
-}
-
-// The method of returns clients of all servers. If store is a Link's, they connect over it.
-func (l *links) of(store string) []redis.UniversalClient {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if over := l.clients[store]; over != nil {
-		return over
-	}
-	return l.all.Clients()
-}
-
-// The method link makes a Link to all servers.
-func (l *links) link(context.Context, string) (*conformance.Link, error) {
-	var proxies []*faultproxy.Proxy
-	var clients []redis.UniversalClient
-
-	for _, v := range l.all {
-		client, proxy := v.Link()
-		proxies = append(proxies, proxy)
-		clients = append(clients, client)
-	}
-
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	name := fmt.Sprintf("link %d", len(l.clients))
-	l.clients[name] = clients
-	return Link(name, proxies), nil
 }
 
 // Link returns a Link that disturbs the connections of all proxies together.

@@ -2,39 +2,36 @@ package strategytest
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // RefusalsOfTheServerAreOutages proves that an error reply of a server that cannot serve counts as
-// an outage, and not as contention or loss.
+// an outage, and not as contention or loss. Without memory, a hold can still be renewed and
+// released.
 func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
-	for name, c := range map[string]struct {
-		before, after []any
-		releases      bool // a hold can still be renewed and released
-	}{
+	for name, trouble := range map[string]struct{ begin, end []any }{
 		"OOM": {[]any{"config", "set", "maxmemory", "1"},
-			[]any{"config", "set", "maxmemory", "0"}, true},
-		"READONLY": {[]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"},
-			false},
+			[]any{"config", "set", "maxmemory", "0"}},
+		"READONLY": {[]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}},
 		"NOPERM": {[]any{"acl", "setuser", "default", "-@string", "-@hash", "-@scripting"},
-			[]any{"acl", "setuser", "default", "+@all"}, false},
+			[]any{"acl", "setuser", "default", "+@all"}},
 		"NOREPLICAS": {[]any{"config", "set", "min-replicas-to-write", "1"},
-			[]any{"config", "set", "min-replicas-to-write", "0"}, false},
+			[]any{"config", "set", "min-replicas-to-write", "0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := s.setup(t, &redistest.Options{Own: true, Real: true})
+			r := s.setup(t, real)
 			mine := Claim("mine")
 			reader := Shared("reader")
 			kept := Claim("kept")
-			for _, claim := range []backend.Claim{mine, reader, kept, Fenced("fenced")} {
-				r.Acquire(t, claim)
-				r.Renew(t, claim)
+			for _, c := range []backend.Claim{mine, reader, kept, Fenced("fenced")} {
+				r.Acquire(t, c)
+				r.Renew(t, c)
 			}
 
 			// A caller that has waited for readers may take the key by another script.
@@ -45,19 +42,17 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 			r.Acquire(t, before)
 			Want(t, "acquire", ErrOf(r.Driver.Acquire(t.Context(), waiting)), backend.ErrHeld)
 			r.Release(t, before)
-			for _, claim := range []backend.Claim{Claim("x"), Shared("x"), Kept(Claim("x"), Term)} {
-				r.Driver.Release(t.Context(), claim) // loads the scripts into the server
-			}
+			r.Driver.Release(t.Context(), Kept(Claim("x"), Term)) // loads the script
 
-			r.Do(t, c.before...)
-			for kind, claim := range map[string]backend.Claim{
+			r.Do(t, trouble.begin...)
+			for kind, c := range map[string]backend.Claim{
 				"unfenced": Claim("k"), "fenced": Fenced("k"), "shared": Shared("k"),
 				"beside a reader": Shared("reader"), "waiting": waiting,
 			} {
-				_, err := r.Driver.Acquire(t.Context(), claim)
+				_, err := r.Driver.Acquire(t.Context(), c)
 				Outage(t, "acquire "+kind, err)
-				if err != nil && !strings.Contains(err.Error(), name) {
-					t.Errorf("acquire %s: %q does not give the server's reason", kind, err)
+				if !strings.Contains(fmt.Sprint(err), name) {
+					t.Errorf("acquire %s: %v does not give the server's reason", kind, err)
 				}
 			}
 
@@ -66,60 +61,83 @@ func (s Strategy) RefusalsOfTheServerAreOutages(t *testing.T) {
 			reader.TTL = 10 * Term
 			errs := map[string]error{"renew": r.Renew(t, mine), "renew shared": r.Renew(t, reader)}
 			left := min(r.Left(t, "mine"), r.Left(t, "reader"))
-			errs["release"] = r.Driver.Release(t.Context(), mine)
-			errs["release shared"] = r.Driver.Release(t.Context(), reader)
-			errs["release with KeepUntil"] = r.Driver.Release(t.Context(), Kept(kept, Term/2))
+			for what, c := range map[string]backend.Claim{
+				"release": mine, "release shared": reader,
+				"release with KeepUntil": Kept(kept, Term/2),
+			} {
+				errs[what] = r.Driver.Release(t.Context(), c)
+			}
 			for what, err := range errs {
-				if c.releases {
+				if name == "OOM" {
 					Want(t, what, err, nil)
 				} else {
 					Outage(t, what, err)
 				}
 			}
-
-			if c.releases && left < 9*Term {
+			if name == "OOM" && left < 9*Term {
 				t.Errorf("renewed: %v left", left)
 			}
 
-			r.Do(t, c.after...)
+			r.Do(t, trouble.end...)
 			r.Acquire(t, Claim("k"))
 		})
 	}
 }
 
-// ScriptErrorsAreNoLoss proves that without the right to read a record, a failed call is an outage.
+// ScriptErrorsAreNoLoss proves that a call of a user without one of these rights either succeeds,
+// or is an outage and changes nothing.
 func (s Strategy) ScriptErrorsAreNoLoss(t *testing.T) {
 	outages := 0
-	for _, right := range []string{"getrange", "hlen", "hkeys", "hdel"} {
+	for _, right := range []string{"getrange", "hlen", "hkeys", "hdel", "pexpire", "zrange"} {
 		r := s.setup(t, real)
-		c := Claim("k")
-		held := Claim("held")
-		r.Acquire(t, c)
-		r.Acquire(t, held)
+		held := []backend.Claim{Claim("held"), Shared("held shared")}
+		for _, c := range held {
+			r.Acquire(t, c)
+		}
+
 		r.Forbid(t, "-"+right)
-		errs := map[string]error{"renew": r.Renew(t, c)}
-		c.Owner = "" // so that the release has to read the record
-		errs["release"] = r.Driver.Release(t.Context(), c)
-		for what, err := range errs {
+		exists := func(key string) bool { return r.Redis.Exists(t.Context(), key).Val() > 0 }
+		judge := func(call string, err error, done bool) {
+			call += " without " + right
+			if done != (err == nil) {
+				t.Errorf("%s: returned %v, done: %t", call, err, done)
+			}
 			if err != nil {
-				Outage(t, what+" without "+right, err)
+				Outage(t, call, err)
 				outages++
 			}
 		}
 
-		_, err := r.Driver.Acquire(t.Context(), Claim("held"))
-		if !errors.Is(err, backend.ErrHeld) {
-			Outage(t, "acquire without "+right, err)
+		for _, c := range held {
+			free := c
+			free.Key = "free " + c.Key
+			_, err := r.Driver.Acquire(t.Context(), free)
+			judge("acquire", err, exists(free.Key))
+
+			_, err = r.Driver.Acquire(t.Context(), Claim(c.Key))
+			if !errors.Is(err, backend.ErrHeld) {
+				Outage(t, "acquire a held key without "+right, err)
+			}
+			if st, err := r.Driver.Inspect(t.Context(), c.Key); err == nil && !st.Held {
+				t.Errorf("inspect without %s: %+v", right, st)
+			}
+
+			longer := c
+			longer.TTL = 100 * Term
+			err = r.Renew(t, longer)
+			judge("renew", err, r.Left(t, c.Key) > Term)
+
+			c.Owner = "" // so that the release has to read the record
+			err = r.Driver.Release(t.Context(), c)
+			judge("release", err, !exists(c.Key))
 		}
-		if st, err := r.Driver.Inspect(t.Context(), "held"); err == nil && !st.Held {
-			t.Errorf("inspect without %s: %+v", right, st)
-		}
+
 		if right == "getrange" {
 			Outage(t, "acquire fenced", ErrOf(r.Driver.Acquire(t.Context(), Fenced("free"))))
 		}
 	}
 
-	if outages < 2 {
-		t.Error("renewals and releases need none of these rights")
+	if outages < 6 {
+		t.Error("calls need none of these rights")
 	}
 }

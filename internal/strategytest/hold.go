@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -89,7 +90,7 @@ func (s Strategy) RecordAndRefusal(t *testing.T) {
 // would confirm a renewal that writes nothing, although they may lack the hold, for instance after
 // an Extend that they did not confirm. A record without a term stays without one.
 func (s Strategy) RenewAlwaysWrites(t *testing.T) {
-	r := s.setup(t, &redistest.Options{Own: true, Real: true})
+	r := s.setup(t, real)
 	c := Claim("k")
 	r.Acquire(t, c)
 	writes := func() (n int) {
@@ -121,64 +122,51 @@ func Kept(c backend.Claim, d time.Duration) backend.Claim {
 	return c
 }
 
-// sortedSet returns a function that writes a sorted set with these members, which is not a shared
-// record.
-func sortedSet(members ...string) func(ctx context.Context, rdb *redis.Client, key string) error {
-	return func(ctx context.Context, rdb *redis.Client, key string) error {
-		for i, m := range members {
-			rdb.ZAdd(ctx, key, redis.Z{Score: float64(i + 1), Member: m})
-		}
-		return rdb.ZCard(ctx, key).Err()
-	}
-}
-
 // endless is the kind of a foreign value that would be a shared record if it had an end.
 const endless = "sorted set of tokens"
 
-// foreign contains functions that write values which are no record of any strategy.
-var foreign = map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
-	"string": func(ctx context.Context, rdb *redis.Client, key string) error {
-		return rdb.Set(ctx, key, "a secret#with a mark", 0).Err()
-	},
-	"short string": func(ctx context.Context, rdb *redis.Client, key string) error {
-		return rdb.Set(ctx, key, "user#7", 0).Err()
-	},
-	"empty string": func(ctx context.Context, rdb *redis.Client, key string) error {
-		return rdb.Set(ctx, key, "", 0).Err()
-	},
-	"long string": func(ctx context.Context, rdb *redis.Client, key string) error {
-		return rdb.Set(ctx, key, strings.Repeat("x", 1<<20), 0).Err()
-	},
-	"list": func(ctx context.Context, rdb *redis.Client, key string) error {
-		return rdb.LPush(ctx, key, "x").Err()
-	},
-	"set": func(ctx context.Context, rdb *redis.Client, key string) error {
-		return rdb.SAdd(ctx, key, "x").Err()
-	},
-	"stream": func(ctx context.Context, rdb *redis.Client, key string) error {
-		return rdb.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: []string{"a", "b"}}).Err()
-	},
-	endless:                        sortedSet("token-of-a-reader#owner"),
-	"sorted set of names and tags": sortedSet("rekkles#EUW", "caps#EUW", "token#owner"),
-	"sorted set of another form":   sortedSet("a b#c"),
-	"sorted set without a mark":    sortedSet("x"),
-	"sorted set without a token":   sortedSet("#x"),
+// foreign contains commands that write values which are no record of any strategy. The key must be
+// inserted after the first word.
+var foreign = map[string][]any{
+	"string":                       {"set", "a secret#with a mark"},
+	"short string":                 {"set", "user#7"},
+	"empty string":                 {"set", ""},
+	"long string":                  {"set", strings.Repeat("x", 1<<20)},
+	"list":                         {"lpush", "x"},
+	"set":                          {"sadd", "x"},
+	"stream":                       {"xadd", "*", "a", "b"},
+	endless:                        {"zadd", 1, "token-of-a-reader#owner"},
+	"sorted set of names and tags": {"zadd", 1, "rekkles#EUW", 2, "caps#EUW", 3, "token#owner"},
+	"sorted set of another form":   {"zadd", 1, "a b#c"},
+	"sorted set without a mark":    {"zadd", 1, "x"},
+	"sorted set without a token":   {"zadd", 1, "#x"},
+}
+
+// put runs a command with key inserted after the first word.
+func (r Rig[D]) put(t *testing.T, key string, command ...any) {
+	t.Helper()
+	r.Do(t, slices.Insert(slices.Clone(command), 1, any(key))...)
 }
 
 // foreignValues writes each value of the maps foreign and s.Foreign twice, without and with an end.
 // It returns the keys.
-func (s Strategy) foreignValues(t *testing.T, rdb *redis.Client) (keys []string) {
+func (s Strategy) foreignValues(t *testing.T, r rig) (keys []string) {
 	t.Helper()
-	all := maps.Clone(foreign)
-	maps.Copy(all, s.Foreign)
+	all := maps.Clone(s.Foreign)
+	for kind, command := range foreign {
+		all[kind] = func(_ context.Context, _ *redis.Client, key string) error {
+			r.put(t, key, command...)
+			return nil
+		}
+	}
 
 	for kind, put := range all {
-		Want(t, kind, put(t.Context(), rdb, kind), nil)
+		Want(t, kind, put(t.Context(), r.Redis, kind), nil)
 		keys = append(keys, kind)
 		if kind != endless {
 			key := kind + " with an end"
-			Want(t, key, put(t.Context(), rdb, key), nil)
-			rdb.Expire(t.Context(), key, time.Hour)
+			Want(t, key, put(t.Context(), r.Redis, key), nil)
+			r.Redis.Expire(t.Context(), key, time.Hour)
 			keys = append(keys, key)
 		}
 	}
@@ -192,7 +180,7 @@ func (s Strategy) foreignValues(t *testing.T, rdb *redis.Client) (keys []string)
 func (s Strategy) ForeignValueIsHeld(t *testing.T) {
 	r := s.setup(t, real)
 	ctx := t.Context()
-	keys := s.foreignValues(t, r.Redis)
+	keys := s.foreignValues(t, r)
 	r.Forbid(t, "-@write")
 	r.wantListed(t, "foreign values", "")
 

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 )
@@ -44,39 +42,36 @@ func (r Rig[D]) wantListed(t *testing.T, what, prefix string, keys ...string) {
 
 // foreignKeys writes values of every Redis type, with and without a term. Some of them look a
 // little like locks, and some are a megabyte long.
-func (s Strategy) foreignKeys(t *testing.T, rdb *redis.Client) {
+func (s Strategy) foreignKeys(t *testing.T, r rig) {
 	t.Helper()
-	ctx := t.Context()
-	s.foreignValues(t, rdb)
+	s.foreignValues(t, r)
 	long := strings.Repeat("long value ", 100_000)
-	token := "AAAABBBBCCCCDDDDEEEEFF"
-	pipe := rdb.Pipeline()
+	const token = "AAAABBBBCCCCDDDDEEEEFF"
+	const record = token + "#me"
 
-	for i, v := range []string{
-		"1", token, "red#ff0000", "fairlock", "fairlock? x", "a b" + token + "#me", "\x00#",
+	for _, v := range []string{
+		"1", token, "red#ff0000", "fairlock", "fairlock? x", "a b" + record, "\x00#",
 	} {
-		pipe.Set(ctx, fmt.Sprint("string with an end ", i), v, time.Hour)
+		r.put(t, "string with an end "+v, "set", v, "ex", 3600)
 	}
 
-	pipe.Set(ctx, "no end", token+"#me", 0)
-	pipe.Set(ctx, "fairlock without an end", "fairlock- 1700000000000 "+token+" 0 1000 me", 0)
-	pipe.HSet(ctx, "hash without an end", token+"#me", 1)
+	r.put(t, "no end", "set", record)
+	r.put(t, "fairlock without an end", "set", "fairlock- 1700000000000 "+token+" 0 1000 me")
+	r.put(t, "hash without an end", "hset", record, 1)
 
 	for i, field := range []string{"x", "user#7", long} {
 		key := fmt.Sprint("hash ", i)
-		pipe.HSet(ctx, key, field, 1)
-		pipe.Expire(ctx, key, time.Hour)
-		pipe.HSet(ctx, key+" of two fields", field, 1, "other", long)
+		r.put(t, key, "hset", field, 1)
+		r.put(t, key, "expire", 3600)
+		r.put(t, key+" of two fields", "hset", field, 1, "other", long)
 	}
 
 	for _, name := range []string{
 		"hasp:{", "hasp:{x}", "hasp:{x}:lock:", "hasp:{x}:lock:x", "hasp:{x}:places:y",
 		"hasp:{}:fence:", "hasp:{x}:fence:x",
 	} {
-		pipe.Set(ctx, name, token+"#me", time.Hour)
+		r.put(t, name, "set", record, "ex", 3600)
 	}
-
-	Want(t, "exec", ErrOf(pipe.Exec(ctx)), nil)
 }
 
 // ListNamesOnlyOurOwn proves that List returns only hasp's records, and does not read values of
@@ -85,7 +80,7 @@ func (s Strategy) foreignKeys(t *testing.T, rdb *redis.Client) {
 func (s Strategy) ListNamesOnlyOurOwn(t *testing.T) {
 	r := s.setup(t, real)
 	ctx := t.Context()
-	s.foreignKeys(t, r.Redis)
+	s.foreignKeys(t, r)
 	r.wantListed(t, "no lock", "")
 
 	odd := "hasp:{a}:fence:b"

@@ -3,6 +3,7 @@ package strategytest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -104,18 +105,18 @@ func (r Rig[D]) Forbid(t *testing.T, rights ...any) {
 // Outage fails the test unless err is an outage that names the server.
 func Outage(t *testing.T, what string, err error) {
 	t.Helper()
-	for _, definite := range []error{
-		nil, backend.ErrHeld, backend.ErrLost, backend.ErrInvalid, errors.ErrUnsupported,
-	} {
-		if errors.Is(err, definite) {
-			t.Errorf("%s: got %v, want an outage", what, err)
-			return
-		}
-	}
-
-	if !strings.Contains(err.Error(), "redis ") {
+	if !IsOutage(err) {
+		t.Errorf("%s: got %v, want an outage", what, err)
+	} else if !strings.Contains(err.Error(), "redis ") {
 		t.Errorf("%s: %q does not name the server", what, err)
 	}
+}
+
+// IsOutage reports whether err is an error of unknown outcome.
+func IsOutage(err error) bool {
+	return !slices.ContainsFunc([]error{
+		nil, backend.ErrHeld, backend.ErrLost, backend.ErrInvalid, errors.ErrUnsupported,
+	}, func(definite error) bool { return errors.Is(err, definite) })
 }
 
 // Want fails the test unless err matches target, or is nil if target is nil.

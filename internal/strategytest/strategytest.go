@@ -8,8 +8,6 @@ package strategytest
 import (
 	"context"
 	"reflect"
-	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -47,27 +45,13 @@ type Strategy struct {
 	Intents time.Duration
 }
 
-// Run runs each test as a subtest with the name of its method.
+// Run runs each method that is a test as a subtest with the method's name.
 func Run(t *testing.T, s Strategy) {
 	t.Parallel() // each test has its own server, and the slow tests mostly sleep
-	tests := []func(*testing.T){
-		s.RecordAndRefusal, s.RenewAlwaysWrites, s.ForeignValueIsHeld, s.ReportsWriteNothing,
-		s.NewRefusesMisuse,
-		s.FenceCounter, s.ForeignFenceCounterIsRefused,
-		s.RefusalsOfTheServerAreOutages, s.ScriptErrorsAreNoLoss,
-		s.ListNamesOnlyOurOwn,
-		s.OpenByURL, s.OpenErrors,
-		s.SharedHolds, s.SharedWithoutRights,
-	}
-
-	if s.Intents > 0 {
-		tests = append(tests, s.WaitingWriterKeepsReadersOut)
-	}
-
-	for _, f := range tests {
-		// The name of a method value is package.Type.Method-fm.
-		name := runtime.FuncForPC(reflect.ValueOf(f).Pointer()).Name()
-		name = strings.TrimSuffix(name[strings.LastIndexByte(name, '.')+1:], "-fm")
-		t.Run(name, f)
+	v := reflect.ValueOf(s)
+	for i := range v.NumMethod() {
+		if f, ok := v.Method(i).Interface().(func(*testing.T)); ok {
+			t.Run(v.Type().Method(i).Name, f)
+		}
 	}
 }

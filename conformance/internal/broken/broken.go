@@ -47,7 +47,7 @@ func Sound() []Fault {
 			spoil: spoils(sharesToo, changes(func(s *store) { s.delay = time.Second }))},
 		{Name: "none, counts in seconds and gives handles", kind: waits, spoil: spoils(
 			claims(func(t *backend.Traits) { t.MinTTL, t.TTLUnit = 2*time.Second, time.Second }),
-			terms(wholeSeconds), givesHandles)},
+			wholeSeconds, givesHandles)},
 		{Name: "none, ends its calls", kind: waits, spoil: claimsEnds(backend.CancelPrompt)},
 	}
 }
@@ -86,6 +86,16 @@ func (f Fault) Harness() conformance.Harness {
 	}
 }
 
+// sharesToo lets a driver of the kind polls obey Claim.Shared.
+func sharesToo(d *driver) { d.shares = true }
+
+// wholeSeconds rounds terms up to whole seconds, and to at least two seconds.
+func wholeSeconds(d *driver) {
+	d.ttl = func(c backend.Claim) time.Duration {
+		return max(2*time.Second, (c.TTL + time.Second - 1).Truncate(time.Second))
+	}
+}
+
 // definite reports whether the outcome of a call that returned err is known.
 func definite(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost)
@@ -100,9 +110,4 @@ func retryAfter(err error) time.Duration {
 }
 
 // Faults returns all faults.
-func Faults() []Fault {
-	return slices.Concat(
-		acquireFaults, termFaults, releaseFaults, renewFaults, keyFaults, fenceFaults, keepFaults,
-		sharedFaults, waitFaults, wakeFaults, orderFaults, inspectFaults, listFaults, closeFaults,
-		otherFaults, outageFaults, costFaults)
-}
+func Faults() []Fault { return slices.Concat(holdFaults, otherFaults) }

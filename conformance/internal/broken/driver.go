@@ -27,7 +27,7 @@ type driver struct {
 	typ     string                   // a prefix of the tokens in the store; see the function other
 	granted map[string]backend.Claim // by token, for Acquire only; store.mu guards it
 
-	// Faults replace these parts. For how a fault replaces each, see spoil.go.
+	// Faults replace these parts, many of them by the functions of spoil.go.
 	key      func(key string) string
 	mine     func(c backend.Claim, token string) bool
 	ttl      func(c backend.Claim) time.Duration
@@ -35,10 +35,10 @@ type driver struct {
 	traits   func() backend.Traits
 	acquire  call
 	wait     call
-	look     call // a poll of a Wait
 	watch    func(key string) (changed func() <-chan struct{})
 	sleep    func(left time.Duration) time.Duration
 	listen   func(ctx context.Context, c backend.Claim) (<-chan struct{}, func(), error)
+	moved    func() <-chan struct{} // the channel is closed when the link changes
 	renewOne call
 	renew    func(ctx context.Context, cs []backend.Claim, done answer)
 	release  call
@@ -83,11 +83,11 @@ func newDriver(w *way, k kind) *driver {
 
 	d.acquire = d.soundAcquire
 	d.wait = d.soundWait
-	d.look = d.soundLook
 	d.watch = d.soundWatch
 	d.sleep = soundSleep
 	d.quit = d.soundQuit
 	d.listen = d.soundListen
+	d.moved = func() <-chan struct{} { _, c := d.way.now(); return c }
 
 	d.renewOne = d.sends((*command).renew)
 	d.renew = d.soundRenew
@@ -169,8 +169,7 @@ func (d *driver) command(c backend.Claim, now time.Time) *command {
 	}
 
 	s := d.way.store
-	mine := func(token string) bool { return d.mine(c, token) }
-	return &command{s, d, c, s.get(c.Key, now), now, mine}
+	return &command{s, d, c, s.get(c.Key, now), now}
 }
 
 // visit runs f in the store.
@@ -244,8 +243,8 @@ func (d *driver) soundWait(ctx context.Context, c backend.Claim) (backend.Grant,
 	}
 }
 
-// soundLook makes one poll, for c.Timeout at most.
-func (d *driver) soundLook(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+// look makes one poll, for c.Timeout at most.
+func (d *driver) look(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	return d.send(ctx, c, (*command).look)
@@ -292,7 +291,7 @@ func (d *driver) soundListen(
 	ctx context.Context, c backend.Claim,
 ) (<-chan struct{}, func(), error) {
 	changed := d.way.store.watch(d.key(c.Key))
-	_, moved := d.way.now()
+	moved := d.moved()
 	if _, err := d.send(ctx, c, doNothing); err != nil {
 		return nil, nil, err
 	}
@@ -307,7 +306,7 @@ func (d *driver) soundListen(
 				changed = d.way.store.watch(d.key(c.Key))
 				heard = d.way.delivers()
 			case <-moved:
-				_, moved = d.way.now()
+				moved = d.moved()
 			case <-stop:
 				return
 			case <-d.way.store.ended.Done():
@@ -366,9 +365,4 @@ func (d *driver) soundList(ctx context.Context, prefix string, timeout time.Dura
 			}
 		}
 	}
-}
-
-func (d *driver) holder(ctx context.Context, key string) (token string, err error) {
-	err = d.visit(ctx, backend.Claim{Key: key}, func(x *command) { token = x.r.token })
-	return token, err
 }

@@ -29,7 +29,6 @@ type part struct {
 var (
 	onAcquire = part{func(d *driver) *call { return &d.acquire }, (*command).acquire}
 	onWait    = part{func(d *driver) *call { return &d.wait }, nil}
-	onLook    = part{func(d *driver) *call { return &d.look }, (*command).look}
 	onRenew   = part{func(d *driver) *call { return &d.renewOne }, (*command).renew}
 	onRelease = part{func(d *driver) *call { return &d.release }, (*command).release}
 	onBreak   = part{func(d *driver) *call { return &d.breakKey }, (*command).breakKey}
@@ -89,24 +88,14 @@ func (p part) grants(f func(o op, g *backend.Grant)) spoil {
 	})
 }
 
-// fails lets f replace the error of a call that failed.
-func (p part) fails(f func(err error) error) spoil {
-	return p.by(func(ctx context.Context, o op) (backend.Grant, error) {
-		g, err := o.next(ctx, o.c)
-		if err != nil {
-			err = f(err)
-		}
-		return g, err
-	})
-}
-
 // turns replaces an error by the argument to, if it matches the argument from or if from is nil.
 func (p part) turns(from, to error) spoil {
-	return p.fails(func(err error) error {
-		if from == nil || errors.Is(err, from) {
-			return to
+	return p.by(func(ctx context.Context, o op) (backend.Grant, error) {
+		g, err := o.next(ctx, o.c)
+		if err != nil && (from == nil || errors.Is(err, from)) {
+			err = to
 		}
-		return err
+		return g, err
 	})
 }
 
@@ -131,24 +120,6 @@ func (p part) after(answer error, f func(x *command)) spoil {
 // doNothing is a command without an effect.
 func doNothing(*command) (uint64, error) { return 0, nil }
 
-// names lets f choose the name under which the store keeps a key.
-func names(f func(key string) string) spoil { return func(d *driver) { d.key = f } }
-
-// terms lets f choose the term that the driver asks for.
-func terms(f func(c backend.Claim) time.Duration) spoil { return func(d *driver) { d.ttl = f } }
-
-// deadlines lets f compute the deadline of a grant. The argument called is the start of the call.
-func deadlines(f func(c backend.Claim, called time.Time) time.Time) spoil {
-	return func(d *driver) { d.deadline = f }
-}
-
-// accepts lets f decide whether a claim has the token of a hold.
-func accepts(f func(d *driver, c backend.Claim, token string) bool) spoil {
-	return func(d *driver) {
-		d.mine = func(c backend.Claim, token string) bool { return f(d, c, token) }
-	}
-}
-
 // claims lets f change the Traits.
 func claims(f func(t *backend.Traits)) spoil {
 	return func(d *driver) {
@@ -164,17 +135,6 @@ func claims(f func(t *backend.Traits)) spoil {
 // claimsEnds lets the driver claim the given Cancellation.
 func claimsEnds(ends backend.Cancellation) spoil {
 	return claims(func(t *backend.Traits) { t.Cancellation = ends })
-}
-
-// inspects lets f change the result of Inspect.
-func inspects(f func(st *backend.Status)) spoil {
-	return func(d *driver) {
-		d.inspect = func(ctx context.Context, key string) (backend.Status, error) {
-			st, err := d.soundInspect(ctx, key)
-			f(&st)
-			return st, err
-		}
-	}
 }
 
 // listsBy replaces List by the function f. The argument next of f is the original List.
@@ -194,49 +154,11 @@ func listsBy(f func(ctx context.Context, d *driver, prefix string, next lists) s
 type lists = func(ctx context.Context, prefix string) seq
 
 // yieldsBy lets f replace the yield function of each loop over a list.
-func yieldsBy(f func(d *driver, yield yield) yield) spoil {
-	return listsBy(func(ctx context.Context, d *driver, prefix string, next lists) seq {
-		return func(yield yield) { next(ctx, prefix)(f(d, yield)) }
+func yieldsBy(f func(yield yield) yield) spoil {
+	return listsBy(func(ctx context.Context, _ *driver, prefix string, next lists) seq {
+		return func(yield yield) { next(ctx, prefix)(f(yield)) }
 	})
 }
-
-// yields lets f change each entry of a list. If f returns false, the entry is dropped.
-func yields(f func(d *driver, e *backend.Entry) bool) spoil {
-	return yieldsBy(func(d *driver, yield yield) yield {
-		return func(e backend.Entry, err error) bool {
-			if err == nil && !f(d, &e) {
-				return true
-			}
-			return yield(e, err)
-		}
-	})
-}
-
-// shows lets f change each status that Inspect and List return.
-func shows(f func(st *backend.Status)) spoil {
-	return spoils(inspects(f), yields(func(_ *driver, e *backend.Entry) bool {
-		f(&e.Status)
-		return true
-	}))
-}
-
-func renews(f func(ctx context.Context, d *driver, cs []backend.Claim, done answer)) spoil {
-	return func(d *driver) {
-		d.renew = func(ctx context.Context, cs []backend.Claim, done answer) {
-			f(ctx, d, cs, done)
-		}
-	}
-}
-
-// closes lets Close run f in the store.
-func closes(f func(x *command)) spoil {
-	return func(d *driver) {
-		d.close = func() error { return d.visit(context.Background(), backend.Claim{}, f) }
-	}
-}
-
-// placesStay lets the store keep the place of a dead waiter for an hour.
-var placesStay = changes(func(s *store) { s.stay = time.Hour })
 
 // changes lets f change the store itself.
 func changes(f func(s *store)) spoil {

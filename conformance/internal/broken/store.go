@@ -146,17 +146,6 @@ func (r *record) holds() []*hold {
 	return all
 }
 
-// find returns a hold whose token the function mine accepts, or nil. If shared is set, it searches
-// the shared holds only. Otherwise it looks only at the exclusive hold.
-func (r *record) find(shared bool, mine func(token string) bool) *hold {
-	for i, h := range r.holds() {
-		if shared == (i > 0) && h.token != "" && mine(h.token) {
-			return h
-		}
-	}
-	return nil
-}
-
 // signal wakes the waiters for key.
 func (s *store) signal(key string) {
 	if c := s.changed[key]; c != nil {
@@ -205,20 +194,25 @@ func (r *record) free(c backend.Claim) bool {
 // command is one command that a driver sends to the store.
 type command struct {
 	*store
-	d    *driver
-	c    backend.Claim // the claim as the store receives it
-	r    *record       // the key's record
-	now  time.Time
-	mine func(token string) bool // accepts the token of the claim's own hold
+	d   *driver
+	c   backend.Claim // the claim as the store receives it
+	r   *record       // the key's record
+	now time.Time
 }
 
 // effect is what a command does in the store. Only a grant has a fence.
 type effect = func(x *command) (fence uint64, err error)
 
-// accepting lets the function mine decide which tokens x accepts.
-func (x *command) accepting(mine func(token string) bool) *command { x.mine = mine; return x }
-
-func anyToken(string) bool { return true }
+// own returns the hold of the claim's token, or nil. It searches the holds of the claim's kind,
+// shared or exclusive.
+func (x *command) own() *hold {
+	for i, h := range x.r.holds() {
+		if x.c.Shared == (i > 0) && h.token != "" && x.d.mine(x.c, h.token) {
+			return h
+		}
+	}
+	return nil
+}
 
 // refuse returns the refusal of the claim. If the argument waits is true and readers refuse a
 // writer, the writer keeps new readers out for twice the time in the field stay.
@@ -263,7 +257,7 @@ func (x *command) look() (fence uint64, err error) {
 	r := x.r
 	c := x.c
 	inQueue := x.d.kind == orders
-	if h := r.find(c.Shared, func(token string) bool { return token == c.Token }); h != nil {
+	if h := x.own(); h != nil {
 		return h.fence, nil
 	}
 
@@ -316,7 +310,7 @@ func (x *command) quit() {
 }
 
 func (x *command) renew() (fence uint64, err error) {
-	h := x.r.find(x.c.Shared, x.mine)
+	h := x.own()
 	if h == nil {
 		return 0, backend.ErrLost
 	}
@@ -330,7 +324,7 @@ func (x *command) release() (fence uint64, err error) {
 	if x.r.writer.token == x.c.Token {
 		x.r.writer = queued{} // the writer no longer waits
 	}
-	h := x.r.find(x.c.Shared, x.mine)
+	h := x.own()
 	if h == nil {
 		return 0, backend.ErrLost
 	}

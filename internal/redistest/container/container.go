@@ -8,23 +8,20 @@ package container
 import (
 	"cmp"
 	"context"
-	"errors"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
-	"github.com/moby/moby/client"
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/wait"
 
+	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/crew"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -33,16 +30,12 @@ const ImageEnv = "HASP_TEST_REDIS_IMAGE"
 
 const startTimeout = time.Minute
 
-var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-
 // Server is a Redis in a container. The end of the test removes it.
 type Server struct {
 	// Addr is host:port. Start does not change it.
 	Addr string
 
 	image string
-	port  int
-	api   *testcontainers.DockerClient
 
 	mu sync.Mutex // guards c; held while the container is replaced
 	c  *testcontainers.DockerContainer
@@ -53,24 +46,11 @@ func Start(t testing.TB) *Server {
 	t.Helper()
 	// Switch the reaper off, because its own image may be missing. The test's Cleanup removes the
 	// container instead, unless the test binary is killed.
-	if _, set := os.LookupEnv("TESTCONTAINERS_RYUK_DISABLED"); !set {
-		os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
-	}
+	os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
 
-	s := &Server{image: cmp.Or(os.Getenv(ImageEnv), "redis:7-alpine")}
-	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-	defer cancel()
-	var err error
-	if s.api, err = testcontainers.NewDockerClientWithOpts(ctx); err != nil {
-		t.Fatalf("container: no Docker: %v", err)
-	}
-
-	t.Cleanup(func() { s.api.Close() })
-	if s.port, err = freePort(); err != nil {
-		t.Fatalf("container: %v", err)
-	}
-
-	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
+	addr, err := crew.FreeAddr()
+	await.Must(t, err)
+	s := &Server{Addr: addr, image: cmp.Or(os.Getenv(ImageEnv), "redis:7-alpine")}
 	t.Cleanup(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -79,24 +59,30 @@ func Start(t testing.TB) *Server {
 		}
 	})
 
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
 	if err := s.run(ctx); err != nil {
 		t.Fatalf("container: image %s (%s names another): %v", s.image, ImageEnv, err)
 	}
-
 	return s
 }
 
 // run starts a new container. The data of the Redis survives Kill.
 func (s *Server) run(ctx context.Context) error {
-	var err error
+	host, port, err := net.SplitHostPort(s.Addr)
+	if err != nil {
+		return err
+	}
+
 	s.c, err = testcontainers.Run(ctx, s.image,
 		testcontainers.WithCmd("redis-server", "--bind", "0.0.0.0", "--protected-mode", "no",
 			"--dir", "/data",
 			"--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+		testcontainers.WithConfigModifier(func(c *container.Config) { c.StopSignal = "SIGKILL" }),
 		testcontainers.WithExposedPorts("6379/tcp"),
 		testcontainers.WithHostConfigModifier(func(c *container.HostConfig) {
-			c.PortBindings = network.PortMap{network.MustParsePort("6379/tcp"): {{HostIP: loopback,
-				HostPort: strconv.Itoa(s.port)}}}
+			at := network.PortBinding{HostIP: netip.MustParseAddr(host), HostPort: port}
+			c.PortBindings = network.PortMap{network.MustParsePort("6379/tcp"): {at}}
 		}),
 		testcontainers.WithWaitStrategyAndDeadline(startTimeout,
 			wait.ForLog("Ready to accept connections")))
@@ -121,13 +107,11 @@ func (s *Server) remove() error {
 		testcontainers.StopContext(ctx))
 }
 
-// Kill ends the server as SIGKILL does.
+// Kill ends the server by SIGKILL.
 func (s *Server) Kill(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, err := s.api.ContainerKill(ctx, s.c.GetContainerID(),
-		client.ContainerKillOptions{Signal: "KILL"})
-	return err
+	return s.c.Stop(ctx, nil)
 }
 
 // Start starts a killed server again. If data is false, the server has lost its data.
@@ -145,23 +129,4 @@ func (s *Server) Start(ctx context.Context, data bool) error {
 	}
 
 	return redistest.Ready(s.Addr)
-}
-
-// Each container has a different port, counted from firstPort.
-var (
-	firstPort = rand.Uint32N(6000)
-	drawn     atomic.Uint32
-)
-
-// freePort returns a free port. Because it must also be free at each later start of the container,
-// it is below the ports that most systems give to connections, and below the ports of other tests.
-func freePort() (int, error) {
-	for range 100 {
-		p := 4000 + int(firstPort+drawn.Add(1))%6000
-		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p))); err == nil {
-			return p, l.Close()
-		}
-	}
-
-	return 0, errors.New("no free port")
 }
