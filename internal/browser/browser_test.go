@@ -34,36 +34,41 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 // run runs the tests. If HASP_TEST_CHROMIUM is "required", a missing Chromium is a failure.
 func run(m *testing.M) int {
-	path, err := exec.LookPath("chromium")
+	dir, err := os.MkdirTemp("", "hasp-browser-")
 	if err != nil {
-		path, err = exec.LookPath("google-chrome")
-	}
-	if err != nil {
-		if os.Getenv("HASP_TEST_CHROMIUM") == "required" {
-			fmt.Fprintln(os.Stderr, "no Chromium is installed")
-			return 1
-		}
-		return redistest.Main(m)
-	}
-
-	dir := await.Value(os.MkdirTemp("", "hasp-browser-"))
-	defer os.RemoveAll(dir)
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path),
-		chromedp.UserDataDir(filepath.Join(dir, "profile")), chromedp.Env("TMPDIR="+dir),
-		chromedp.WindowSize(1200, 900))
-	if os.Getuid() == 0 {
-		options = append(options, chromedp.NoSandbox) // needed as root
-	}
-
-	all, stopAll := chromedp.NewExecAllocator(context.Background(), options...)
-	defer stopAll()
-	first, stopFirst := chromedp.NewContext(all)
-	defer stopFirst()
-	if err := chromedp.Do(first); err != nil {
-		fmt.Fprintf(os.Stderr, "start %s: %v\n", path, err)
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	chromium = first
+	defer os.RemoveAll(dir)
+
+	for _, name := range []string{
+		"chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
+	} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path),
+			chromedp.UserDataDir(filepath.Join(dir, "profile")), chromedp.Env("TMPDIR="+dir),
+			chromedp.WindowSize(1200, 900))
+		if os.Getuid() == 0 {
+			options = append(options, chromedp.NoSandbox) // needed as root
+		}
+		all, stopAll := chromedp.NewExecAllocator(context.Background(), options...)
+		defer stopAll()
+		first, stopFirst := chromedp.NewContext(all)
+		defer stopFirst()
+		if err := chromedp.Do(first); err != nil {
+			fmt.Fprintf(os.Stderr, "start %s: %v\n", path, err)
+			return 1
+		}
+		chromium = first
+		break
+	}
+	if chromium == nil && os.Getenv("HASP_TEST_CHROMIUM") == "required" {
+		fmt.Fprintln(os.Stderr, "no Chromium is installed")
+		return 1
+	}
 	return redistest.Main(m)
 }
 
@@ -96,11 +101,11 @@ func redisStore(t *testing.T) string {
 	return "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
 }
 
-// show serves the page of a store on a free port, and opens it.
-func show(t *testing.T, store string) tab {
+// show serves the page of a store on a free port, and returns its address.
+func show(t *testing.T, store string) string {
 	t.Helper()
 	url, _ := serve(t, store, "127.0.0.1:0", "")
-	return open(t, url)
+	return url
 }
 
 type tab struct {
@@ -190,7 +195,7 @@ func lock(t *testing.T, c *hasp.Client, key string, o ...hasp.Option) *hasp.Leas
 // The page shows a key that is taken, a hand-over, and that a dead holder loses the key.
 func TestPageFollowsTheStore(t *testing.T) {
 	store := redisStore(t)
-	b := show(t, store)
+	b := open(t, show(t, store))
 	b.shows("status", "live")
 	b.until("!document.getElementById('empty').hidden")
 
@@ -235,8 +240,7 @@ func TestPageShowsAnOutageAndRecovers(t *testing.T) {
 	needChromium(t)
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	store := "fairlock+" + srv.URL()
-	page, _ := serve(t, store, "127.0.0.1:0", "")
-	b := open(t, page+"#"+ui.ID("kept")) // the address selects the key
+	b := open(t, show(t, store)+"#"+ui.ID("kept")) // the address selects the key
 	c := client(t, store, "holder")
 	lock(t, c, "kept", hasp.WithTTL(10*time.Minute))
 	b.until(cell("kept", 1) + ` === "holder"`)
@@ -287,7 +291,7 @@ func TestHostileKeysStayText(t *testing.T) {
 		"\x1b[2J\u202ereversed", "{{constructor.constructor('window.pwned=1')()}}", "\xff\xfe",
 		"data: x\n\nevent: y", "__proto__",
 	}
-	b := show(t, store)
+	b := open(t, show(t, store))
 	eval[any](b, `document.addEventListener("securitypolicyviolation", () => { window.violated = true }), 0`)
 	for i, text := range hostile {
 		lock(t, client(t, store, text), text)
@@ -297,7 +301,8 @@ func TestHostileKeysStayText(t *testing.T) {
 	b.until(fmt.Sprintf(`[...document.querySelectorAll("#rows tr")].filter((r) => r.children[5].textContent === "1").length === %d`, len(hostile)))
 	for i := range hostile {
 		eval[any](b, fmt.Sprintf(`document.querySelectorAll("#rows button")[%d].click()`, i))
-		b.until(fmt.Sprintf(`document.getElementById("detail-key").textContent === document.querySelectorAll("#rows button")[%d].textContent && document.querySelectorAll("#timeline .waits").length === 1`, i))
+		b.until(fmt.Sprintf(`document.getElementById("detail-key").textContent === document.querySelectorAll("#rows button")[%d].textContent && document.getElementById("queue").children.length === 1`, i))
+		b.until(`document.querySelectorAll("#timeline .waits").length === 1`)
 	}
 	if got := eval[string](b, `document.body.innerText`); !strings.Contains(got, "<script>window.pwned=1") || strings.ContainsAny(got, "\x1b\u202e") {
 		t.Errorf("the page shows:\n%s", got)
@@ -312,13 +317,13 @@ func TestHostileKeysStayText(t *testing.T) {
 	}
 }
 
-func TestKeyboard(t *testing.T) {
+func TestKeyboardAndScreenReader(t *testing.T) {
 	store := redisStore(t)
 	c := client(t, store, "owner")
 	for _, key := range []string{"a", "b", "c"} {
 		lock(t, c, key)
 	}
-	b := show(t, store)
+	b := open(t, show(t, store))
 	b.until(`document.querySelectorAll("#rows tr").length === 3`)
 
 	// Send the event by a script, because chromedp types the letter even if the page has handled
@@ -335,13 +340,45 @@ func TestKeyboard(t *testing.T) {
 	}
 	b.press("\r")
 	b.until(`document.activeElement.id === "detail-key"`)
+	b.until(`getComputedStyle(document.activeElement).outlineStyle !== "none"`)
 	b.press("\x1b")
 	b.until(`document.getElementById("detail").hidden && document.activeElement.textContent === "b"`)
+
+	const order = `[...document.querySelectorAll("#rows th")].map((e) => e.textContent).join("")`
+	eval[any](b, `document.getElementById("filter").value = "", document.getElementById("filter").dispatchEvent(new Event("input"))`)
+	b.until(order + ` === "abc"`)
+	eval[any](b, `document.querySelector("[data-sort=key]").click()`)
+	b.until(order + ` === "cba"`)
+	if got := eval[string](b, `[...document.querySelectorAll("#locks thead th")].map((e) => e.getAttribute("aria-sort") ?? "").join()`); got != "descending,,,,," {
+		t.Errorf("aria-sort: %s", got)
+	}
+	// A new list does not take the focus away.
+	eval[any](b, `document.querySelector("#rows button").focus()`)
+	l := lock(t, c, "d")
+	b.until(order + ` === "dcba"`)
+	if !eval[bool](b, `document.activeElement.textContent === "c"`) {
+		t.Error("the focus is gone")
+	}
+	must(t, l.Unlock(t.Context()))
+
+	// Every control and table has a name.
+	if got := eval[string](b, `[...document.querySelectorAll("button:not([hidden]), select, input")].filter((e) => !(e.textContent || e.labels?.length)).map((e) => e.outerHTML).join()`); got != "" {
+		t.Errorf("without a name: %s", got)
+	}
+	if !eval[bool](b, `document.querySelector("#locks caption").textContent !== "" && document.getElementById("status").getAttribute("aria-live") === "polite" && document.documentElement.lang === "en"`) {
+		t.Error("the table has no caption, or the status is not announced")
+	}
 }
 
-// The page is light or dark like the system, unless the user chooses otherwise.
-func TestLightAndDark(t *testing.T) {
-	b := show(t, redisStore(t))
+// All columns can be seen even on a narrow screen, with long names. No row grows if its holder does
+// not renew.
+func TestLightDarkAndNarrow(t *testing.T) {
+	store := redisStore(t)
+	lock(t, client(t, store, strings.Repeat("owner", 20)), strings.Repeat("key", 40),
+		hasp.WithFence())
+	lock(t, client(t, store, "me"), "k")
+	page := show(t, store)
+	b := open(t, page)
 	const back = `getComputedStyle(document.body).backgroundColor`
 	b.prefer("light")
 	b.until(back + ` === "rgb(255, 255, 255)"`)
@@ -349,6 +386,16 @@ func TestLightAndDark(t *testing.T) {
 	b.until(back + ` === "rgb(13, 17, 23)"`)
 	eval[any](b, `document.getElementById("theme").value = "light", document.getElementById("theme").dispatchEvent(new Event("change"))`)
 	b.until(back + ` === "rgb(255, 255, 255)"`)
-	b.visit(eval[string](b, "location.href"))
+	b.visit(page)
 	b.until(back + ` === "rgb(255, 255, 255)"`)
+
+	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(500, 900)))
+	b.until(`document.querySelectorAll("#rows tr").length === 2`)
+	b.until(`[...document.querySelectorAll("#rows tr")].every((row) => {
+		const heights = ["9.9s", "59m59s, not renewed"].map((left) => (row.children[3].textContent = left, row.offsetHeight));
+		return heights[0] === heights[1];
+	})`)
+	b.until(`[...document.querySelectorAll("#locks th, #locks td")].every((e) => e.getBoundingClientRect().right <= 500 && e.scrollWidth <= e.clientWidth)`)
+	eval[any](b, `document.querySelector("#rows button").click()`)
+	b.until(`[...document.querySelectorAll("#timeline text")].some((e) => e.textContent === "now" && e.getBoundingClientRect().right <= 500 && e.getScreenCTM().a > 0.99)`)
 }
