@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/metrics"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,19 +63,24 @@ var growth = use{4 << 20, 20, 10 + 40*runtime.GOMAXPROCS(0)}
 // enough is the least number of samples that grown needs. One sample is taken each second.
 const enough = 40
 
-// grown compares two quarters of the life of a process. It returns a text if the process used more
-// in the last quarter than 1.25 times its use in the second, plus a slack.
+// grown compares two quarters of the life of a process. It returns a text if the least use in the
+// last quarter was more than 1.25 times the least use in the second, plus a slack. The least use
+// leaves out bursts, such as hundreds of locks at the same time.
 func grown(samples []use) (text string) {
+	if len(samples) < enough {
+		return ""
+	}
 	quarter := len(samples) / 4
 	for i, slack := range growth {
-		var before, after int
-		for j := range quarter {
-			before += samples[quarter+j][i]
-			after += samples[3*quarter+j][i]
+		least := func(n int) int {
+			part := samples[n*quarter : (n+1)*quarter]
+			return slices.MinFunc(part, func(a, b use) int { return cmp.Compare(a[i], b[i]) })[i]
 		}
-		if len(samples) >= enough && after > before*5/4+slack*quarter {
-			text += fmt.Sprintf("%d %s in the second quarter of the run and %d in the last",
-				before/quarter, []string{"bytes", "goroutines", "descriptors"}[i], after/quarter)
+		before := least(1)
+		after := least(3)
+		if after > before*5/4+slack {
+			text += fmt.Sprintf("%d %s in the second quarter of the run and %d in the last; ",
+				before, []string{"bytes", "goroutines", "descriptors"}[i], after)
 		}
 	}
 	return text
