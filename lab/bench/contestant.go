@@ -89,8 +89,6 @@ func contestants() []contestant {
 			open: openFloor(pubsublock.NewDriver)},
 		{name: "bare-floor-fairlock", group: bare, nodes: 1, in: "uncontended lockall",
 			open: openFloor(fairlock.NewDriver)},
-		{name: "bare-pipeline", group: bare, nodes: 1, most: few, open: openRenewing},
-		{name: "bare-linger", group: bare, nodes: 1, in: "again", open: openKeeper},
 		{name: "bare-quorum", group: bare, nodes: 5, in: "uncontended", open: openQuorum},
 		{name: "hasp-spinlock", group: ours, nodes: 1, most: all,
 			in: "uncontended contended fair again lockall", open: openHasp("spinlock")},
