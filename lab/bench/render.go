@@ -174,19 +174,6 @@ func (r *results) ofBare(s section, name, metric string) float64 {
 	return r.median(s.cell(name), metric) / r.median(s.cell(base), metric)
 }
 
-// ofFloor returns a column that shows a strategy's rate divided by the rate of its floor. It shows
-// this share for two numbers of goroutines.
-func (r *results) ofFloor(some, many section) column {
-	return column{"of its floor", func(x row) string {
-		share := func(in section) string {
-			floor := in.cell("bare-floor-" + strings.TrimPrefix(x.contestant, "hasp-"))
-			own := r.median(in.cell(x.contestant), "pairs_per_s")
-			return number(own / r.median(floor, "pairs_per_s"))
-		}
-		return strings.TrimPrefix(share(some)+", "+share(many), "–, ")
-	}}
-}
-
 func times(ratio float64) string {
 	if math.IsNaN(ratio) {
 		return "–"
@@ -275,12 +262,8 @@ func (r *results) ratios(p plan) string {
 
 func (r *results) free(p plan, nodes int) string {
 	var columns []column
-	settings := p.sections(uncontended)
-	for _, s := range settings {
+	for _, s := range p.sections(uncontended) {
 		columns = append(columns, r.both(r.goroutines(s), "pairs_per_s", s))
-	}
-	if nodes == 1 {
-		columns = append(columns, r.ofFloor(callers(64), settings[len(settings)-1]))
 	}
 	return r.table(r.rows(callers(64), nodes), append(columns,
 		r.plain("commands", "commands_per_pair"), r.plain("bytes", "bytes_per_pair"),
