@@ -60,15 +60,20 @@ func present() use {
 // the largest burst, up to ten for each CPU and server. Slow links make bursts larger.
 var growth = use{4 << 20, 20, 10 + 40*runtime.GOMAXPROCS(0)}
 
-// enough is the least number of samples that grown needs. One sample is taken each second.
+// enough is the least number of samples that leftovers compares. One sample is taken each second.
 const enough = 40
 
-// grown compares two quarters of the life of a process. It returns a text if the least use in the
-// last quarter was more than 1.25 times the least use in the second, plus a slack. The least use
-// leaves out bursts, such as hundreds of locks at the same time.
-func grown(samples []use) (text string) {
+// leftovers returns a text if a process has more goroutines or descriptors than before it opened its
+// Client. It also compares two quarters of the life of the process. It returns a text if the least
+// use in the last quarter was more than 1.25 times the least use in the second, plus a slack. The
+// least use leaves out bursts, such as hundreds of locks at the same time.
+func leftovers(samples []use, before, after use) (text string) {
+	if after[1] > before[1] || after[2] > before[2] {
+		text = fmt.Sprintf("goroutines and descriptors before %v, after %v; ", before[1:],
+			after[1:])
+	}
 	if len(samples) < enough {
-		return ""
+		return text
 	}
 	quarter := len(samples) / 4
 	for i, slack := range growth {
@@ -142,16 +147,11 @@ func (w *client) run() {
 	wg.Wait()
 	w.close()
 
-	var after use
-	r := report{Closed: true, Left: grown(samples)}
-	gone := repeatUntil(patience, 20*time.Millisecond, func() bool {
-		after = present()
-		return after[1] <= before[1] && after[2] <= before[2]
+	r := report{Closed: true}
+	repeatUntil(patience, 20*time.Millisecond, func() bool {
+		r.Left = leftovers(samples, before, present())
+		return r.Left == ""
 	})
-	if !gone {
-		r.Left += fmt.Sprintf("goroutines and descriptors before %v, after %v", before[1:],
-			after[1:])
-	}
 	w.report(r)
 }
 

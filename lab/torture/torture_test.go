@@ -67,8 +67,12 @@ func TestHistoryIsCheckedAgain(t *testing.T) {
 	take("a", turn{Asked: 1, Got: 2})
 	take("b", turn{Asked: 1})
 	take("a", turn{Asked: 1, Got: 2, End: 50})
-	take("b", turn{Asked: 1, Got: 102, Expires: 190})
+	take("b", turn{Asked: 1, Got: 102, Expires: 140})
+	take("c", turn{Asked: 1})
+	take("c", turn{Asked: 1, Got: 3, Refused: true})
+	take("d", turn{Asked: 1})
 	r.die("b", 150)
+	r.die("d", 150)
 	whole := file.String()
 	overlap := strings.Replace(whole, `"End":50`, `"End":110`, 1)
 	excused := `{"Run":"spinlock","Span":{"From":100,"To":101,"Takes":2}}` + overlap
@@ -81,7 +85,7 @@ func TestHistoryIsCheckedAgain(t *testing.T) {
 			t.Errorf("%s, want %s, of\n%s", got, want, text)
 		}
 	}
-	if n := len(r.turns); n != 2 || len(r.open) != 0 || r.turns[turnID{"b", 0}].End != 150 {
+	if n := len(r.turns); n != 2 || len(r.open) != 0 || r.turns[turnID{"b", 0}].End != 140 {
 		t.Errorf("the record has %v, and open %v", r.turns, r.open)
 	}
 }
@@ -166,18 +170,21 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// A process whose use grows for the whole run is found.
-func TestGrowthIsFound(t *testing.T) {
+// A process whose use grows for the whole run is found, and so are goroutines and descriptors that
+// stay.
+func TestLeftoversAreFound(t *testing.T) {
 	for i, slack := range growth {
 		samples := make([]use, enough)
-		if text := grown(samples); text != "" {
-			t.Errorf("growth of nothing: %s", text)
+		if text := leftovers(samples, use{1, 1, 1}, use{2, 1, 1}); text != "" {
+			t.Errorf("leftovers of nothing: %s", text)
 		}
 		for n := range samples {
 			samples[n][i] = n * slack
 		}
-		if text := grown(samples); text == "" {
-			t.Errorf("growth of number %d was not found", i)
+		var after use
+		after[i] = 1
+		if leftovers(samples, use{}, use{}) == "" || i > 0 && leftovers(nil, use{}, after) == "" {
+			t.Errorf("leftovers of number %d were not found", i)
 		}
 	}
 }
