@@ -14,7 +14,8 @@ type violation struct {
 
 func (v violation) String() string { return fmt.Sprintf("- **%s**: %s", v.promise, v.what) }
 
-// found is what a check found in the history: broken promises, and counts of events that break none.
+// found is what a check found in the history: broken promises, and counts of events that break
+// none.
 type found struct {
 	holds int
 	void  int // leases that had ended before Lock returned
@@ -46,7 +47,8 @@ func (r *record) check() *found {
 			f.void++
 		}
 		if t.Lost != 0 && t.Lost < t.Expires && !r.lost(minority, t.Asked, t.Lost) {
-			f.fail("kept until its end", "%s learned that its lease of key %d was lost %v before its end, %v after the call of Lock and %v after its return",
+			f.fail("kept until its end",
+				"%s learned that its lease of key %d was lost %v before its end, %v after the call of Lock and %v after its return",
 				t.client, t.Key, time.Duration(t.Expires-t.Lost), time.Duration(t.Lost-t.Asked),
 				time.Duration(t.Lost-t.Got))
 		}
@@ -56,6 +58,7 @@ func (r *record) check() *found {
 		f.checkOrder(all)
 		f.checkUses(all)
 	}
+
 	return f
 }
 

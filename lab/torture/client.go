@@ -56,17 +56,17 @@ func present() use {
 }
 
 // growth says by how much what a process uses may grow. A connection needs 10 KiB. go-redis keeps
-// references to as many closed connections as were ever idle at the same time, and the connections of
-// the largest burst, up to ten for each CPU and server. Slow links make bursts larger.
+// references to as many closed connections as were ever idle at the same time, and the connections
+// of the largest burst, up to ten for each CPU and server. Slow links make bursts larger.
 var growth = use{4 << 20, 20, 10 + 40*runtime.GOMAXPROCS(0)}
 
 // enough is the least number of samples that leftovers compares. One sample is taken each second.
 const enough = 40
 
-// leftovers returns a text if a process has more goroutines or descriptors than before it opened its
-// Client. It also compares two quarters of the life of the process. It returns a text if the least
-// use in the last quarter was more than 1.25 times the least use in the second, plus a slack. The
-// least use leaves out bursts, such as hundreds of locks at the same time.
+// leftovers returns a text if a process has more goroutines or descriptors than before it opened
+// its Client. It also compares two quarters of the life of the process. It returns a text if the
+// least use in the last quarter was more than 1.25 times the least use in the second, plus a slack.
+// The least use leaves out bursts, such as hundreds of locks at the same time.
 func leftovers(samples []use, before, after use) (text string) {
 	if after[1] > before[1] || after[2] > before[2] {
 		text = fmt.Sprintf("goroutines and descriptors before %v, after %v; ", before[1:],
@@ -88,6 +88,7 @@ func leftovers(samples []use, before, after use) (text string) {
 				before, []string{"bytes", "goroutines", "descriptors"}[i], after)
 		}
 	}
+
 	return text
 }
 
@@ -192,6 +193,7 @@ func (w *client) open(limit time.Duration) (c *hasp.Client, closeAll func(), ok 
 	if c, err = hasp.New(plant(w.Plant, d), o); err != nil {
 		panic(err)
 	}
+
 	return c, func() { c.Close(); end() }, true
 }
 
@@ -331,8 +333,9 @@ func (w *client) options(r *rand.Rand, fenced bool) (opts []hasp.Option) {
 	return opts
 }
 
-// expires returns the time of clock.Now until which a lease is trusted, or a time up to a millisecond
-// earlier. expires reads both clocks again if the process was stopped between the two readings.
+// expires returns the time of clock.Now until which a lease is trusted, or a time up to a
+// millisecond earlier. expires reads both clocks again if the process was stopped between the two
+// readings.
 func expires(l *hasp.Lease) int64 {
 	for {
 		t := clock.Now()

@@ -18,7 +18,7 @@ type fault struct {
 	takes       loss
 	inject      inject
 
-	recovery []time.Duration // after each injection, from the end of the fault to the awaited grants
+	recovery []time.Duration // from the end of each injected fault to the awaited grants
 }
 
 // loss says which locks a fault may take away.
@@ -30,8 +30,8 @@ const (
 	locks         // any lock, so two callers may hold a key
 )
 
-// inject is a function that starts a fault. It returns the function that ends the fault, or nil if it
-// found no victim.
+// inject is a function that starts a fault. It returns the function that ends the fault, or nil if
+// it found no victim.
 type inject func(r *run) (heal func())
 
 type catalog []*fault
@@ -186,7 +186,8 @@ func (c *catalog) redis(n int) {
 			takes = minority
 		}
 		add := func(what string, least, most float64, takes loss, fail, heal step) {
-			c.add(fmt.Sprintf("%d of %d servers: %s", k, n, what), least, most, takes, onServers(k, fail, heal))
+			name := fmt.Sprintf("%d of %d servers: %s", k, n, what)
+			c.add(name, least, most, takes, onServers(k, fail, heal))
 		}
 		add("emptied by FLUSHALL", 0.5, 1, takes, flushAll, nil)
 		add("restarted without data", 0.2, 1, takes, kill, empty)

@@ -8,8 +8,8 @@
 // Meanwhile processes are killed and stopped, connections are cut or stalled, pools
 // run out, and servers are stopped, restarted and filled up. Then torture checks the history:
 //
-//   - No two callers hold a key at the same time. A caller holds a key from the return of Lock to the
-//     call of Unlock or the end of the lease.
+//   - No two callers hold a key at the same time. A caller holds a key from the return of Lock to
+//     the call of Unlock or the end of the lease.
 //   - No lease is lost before its end, and fences grow.
 //   - After a fault, the keys are granted again. At the end no waiter is left.
 //   - Nothing is left: no keys, queue entries or subscriptions on the servers, and
@@ -21,7 +21,8 @@
 //
 // The seed decides which faults happen, in which order and for how long, and
 // what the clients do. It does not decide the exact timing. The exit status is 1
-// if a promise was broken or a run stood still. It is 2 if torture itself failed or was interrupted.
+// if a promise was broken or a run stood still. It is 2 if torture itself failed or was
+// interrupted.
 package main
 
 import (
@@ -71,7 +72,8 @@ func main() {
 	flag.StringVar(&o.place, "on", onServer,
 		"`store` of strategies on one Redis: redis, sentinel or cluster")
 	flag.IntVar(&o.nodes, "nodes", 3, "how many servers redlock has")
-	flag.Func("history", "write all reports of the clients to a `file`, as lines of JSON for -check",
+	flag.Func("history",
+		"write all reports of the clients to a `file`, as lines of JSON for -check",
 		func(path string) (err error) {
 			o.history, err = os.Create(path)
 			return err
@@ -112,6 +114,7 @@ func replayFile(path string) (sound bool, err error) {
 	if err != nil {
 		return false, err
 	}
+
 	return replay(file, os.Stdout)
 }
 
@@ -159,5 +162,6 @@ func (o options) runAll(names []string, parallel int, page string) (sound bool, 
 	if faults == 0 {
 		err = errors.New("no fault was injected: the time was too short")
 	}
+
 	return sound, err
 }

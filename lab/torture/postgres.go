@@ -21,7 +21,9 @@ func (s *store) openPostgres() {
 	s.addrs = []string{d.server.Addr}
 	s.left = d.left
 	s.faults = d.faults
-	s.openWays(func(addrs []string) string { return "pglock+postgres://app@" + addrs[0] + "/postgres" })
+	s.openWays(func(addrs []string) string {
+		return "pglock+postgres://app@" + addrs[0] + "/postgres"
+	})
 }
 
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,

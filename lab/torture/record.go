@@ -121,8 +121,8 @@ func (r *record) die(client string, at int64) {
 	}
 }
 
-// holder returns the process that holds a contended key and plans to go on for the longest time, or ""
-// if there is none. The plan must end after the time least.
+// holder returns the process that holds a contended key and plans to go on for the longest time, or
+// "" if there is none. The plan must end after the time least.
 func (r *record) holder(least int64) (client string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,6 +152,7 @@ func (r *record) after(name string, since int64) (at int64) {
 	if at = r.granted[name]; at <= since {
 		return 0
 	}
+
 	return at
 }
 

@@ -41,6 +41,7 @@ var names = func() (all []string) {
 	for k := range keys + cold {
 		all = append(all, fmt.Sprintf("torture-%03d", k))
 	}
+
 	return all
 }()
 
@@ -95,8 +96,8 @@ func (o options) do(ctx context.Context, out io.Writer) (*run, error) {
 }
 
 // torture injects faults until the time of the run has passed, or until ctx ends. Each strike has
-// its own generator of random numbers. So if a strike finds no victim, the rest of the plan does not
-// change.
+// its own generator of random numbers. So if a strike finds no victim, the rest of the plan does
+// not change.
 func (r *run) torture(ctx context.Context) {
 	for i := range seats {
 		s := &seat{run: r, n: i}
@@ -173,6 +174,7 @@ func (r *run) await(ctx context.Context, name string, since int64) (at int64) {
 	if !granted {
 		r.still("no grant of or to %s for %v", name, r.patience)
 	}
+
 	return at
 }
 
@@ -204,7 +206,8 @@ func (r *run) drain(ctx context.Context) {
 		}
 	}
 
-	// A server keeps a connection that has died in silence, and what was subscribed on it, for minutes.
+	// A server keeps a connection that has died in silence, and what was subscribed on it, for
+	// minutes.
 	for _, links := range r.store.links {
 		for _, link := range links {
 			link.Cut()
@@ -235,6 +238,7 @@ func repeatUntil(limit, pause time.Duration, done func() bool) bool {
 			return false
 		}
 	}
+
 	return true
 }
 

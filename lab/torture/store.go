@@ -134,8 +134,9 @@ func (s *store) openSet(strategy, place string) {
 		}
 		// Only the faults may promote a replica. The timeout is short, because masters vote again
 		// only after two timeouts.
-		s.Check(s.admin[i].ConfigSet(context.Background(), "cluster-replica-no-failover", "yes").Err())
-		s.Check(s.admin[i].ConfigSet(context.Background(), "cluster-node-timeout", "3000").Err())
+		ctx := context.Background()
+		s.Check(s.admin[i].ConfigSet(ctx, "cluster-replica-no-failover", "yes").Err())
+		s.Check(s.admin[i].ConfigSet(ctx, "cluster-node-timeout", "3000").Err())
 	}
 
 	s.urls = slices.Repeat([]string{strategy + "+" + url}, seats)

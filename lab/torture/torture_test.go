@@ -132,7 +132,8 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		// The store loses locks at 98.
 		"two at once after a loss": {more: []turn{lost, after}, overlaps: 1},
 		"a use after a loss": {more: []turn{{Asked: 81, Got: 82, End: 110, Fence: 7,
-			Used: [2]int64{107, 107}}, {Asked: 100, Got: 105, End: 108, Fence: 8, Used: [2]int64{106, 106}}},
+			Used: [2]int64{107, 107}},
+			{Asked: 100, Got: 105, End: 108, Fence: 8, Used: [2]int64{106, 106}}},
 			overlaps: 1, refused: 1},
 		"a grant that arrives late": {more: []turn{{Asked: 81, Got: 100, End: 110, Fence: 8},
 			{Asked: 90, Got: 120, End: 130, Fence: 7, Lost: 131, Expires: 170}}},
