@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -35,13 +34,12 @@ func connectBatched(url string, batched bool) (rdb redis.Cmdable, end func() err
 	return rdb, c.Close, err
 }
 
-// bareCaller sends only the commands of a lock. It renews locks only if the map held is not nil.
+// bareCaller sends only the commands of a lock. It renews no lock.
 type bareCaller struct {
 	rdb   redis.Cmdable
 	term  time.Duration
 	pause time.Duration // mean sleep before another attempt; if 0, there is only one attempt
 	end   func() error
-	held  *sync.Map // the locks to renew; nil if no locks are renewed
 }
 
 // polling is the pause of a contestant that polls for a key.
@@ -55,15 +53,13 @@ type bareLock struct {
 func openBare(batched bool, pause time.Duration) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
 		rdb, end, err := connectBatched(s.One, batched)
-		return &bareCaller{rdb, term, pause, end, nil}, err
+		return &bareCaller{rdb, term, pause, end}, err
 	}
 }
 
 var errTaken = errors.New("the key is held")
 
-const deleteIfEqual = `if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`
-
-var compareAndDelete = redis.NewScript(deleteIfEqual)
+var compareAndDelete = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 
 func (b *bareCaller) lock(ctx context.Context, key string) (held, error) {
 	l := &bareLock{b, key, crypto.Text()}
@@ -71,9 +67,6 @@ func (b *bareCaller) lock(ctx context.Context, key string) (held, error) {
 		err := b.rdb.SetArgs(ctx, key, l.token, redis.SetArgs{Mode: "NX", TTL: b.term}).Err()
 		switch {
 		case err == nil:
-			if b.held != nil {
-				b.held.Store(l, true)
-			}
 			return l, nil
 		case err != redis.Nil:
 			return nil, err
@@ -85,9 +78,6 @@ func (b *bareCaller) lock(ctx context.Context, key string) (held, error) {
 }
 
 func (l *bareLock) Unlock(ctx context.Context) error {
-	if l.held != nil {
-		l.held.Delete(l)
-	}
 	n, err := compareAndDelete.Run(ctx, l.rdb, []string{l.key}, l.token).Int()
 	if err == nil && n != 1 {
 		err = fmt.Errorf("%s was lost", l.key)
@@ -96,49 +86,6 @@ func (l *bareLock) Unlock(ctx context.Context) error {
 }
 
 func (b *bareCaller) close() { _ = b.end() }
-
-// keeper sends only the commands of a lock that lingers, for one caller. It keeps its key until
-// keepFor has passed since the grant, and then leaves the key to other processes for leaveFor.
-type keeper struct {
-	*bareCaller
-	kept  held // nil if this process does not have the key
-	until time.Time
-}
-
-const (
-	keepFor  = 50 * time.Millisecond
-	leaveFor = 10 * time.Millisecond
-)
-
-func openKeeper(_ context.Context, s stores, term time.Duration) (locker, error) {
-	rdb, err := connect(s.One)
-	return &keeper{bareCaller: &bareCaller{rdb, term, polling, rdb.Close, nil}}, err
-}
-
-func (k *keeper) lock(ctx context.Context, key string) (held, error) {
-	if k.kept == nil {
-		l, err := k.bareCaller.lock(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		k.kept = l
-		k.until = time.Now().Add(keepFor)
-	}
-
-	return &keptLock{k}, nil
-}
-
-type keptLock struct{ *keeper }
-
-func (l *keptLock) Unlock(ctx context.Context) error {
-	if time.Now().Before(l.until) {
-		return nil
-	}
-	err := l.kept.Unlock(ctx)
-	l.kept = nil
-	time.Sleep(leaveFor)
-	return err
-}
 
 // quorum sends only the commands of a lock on five nodes. It asks all nodes at once, until three
 // nodes have granted or three nodes have failed. Unlock also releases grants that came later.
@@ -225,40 +172,4 @@ func (q *quorum) close() {
 	for _, n := range q.nodes {
 		n.close()
 	}
-}
-
-var compareAndExtend = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0`)
-
-// openRenewing opens a bareCaller that renews all its locks in one pipeline, three times in a term.
-func openRenewing(ctx context.Context, s stores, term time.Duration) (locker, error) {
-	rdb, err := connect(s.One)
-	if err == nil {
-		err = compareAndExtend.Load(ctx, rdb).Err()
-	}
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	b := &bareCaller{rdb, term, polling, func() error { cancel(); return rdb.Close() }, &sync.Map{}}
-	go func() {
-		for range time.Tick(term / 3) {
-			// ignore errors, because Unlock reports the locks that were lost
-			_, _ = b.rdb.Pipelined(ctx, b.renew)
-			if ctx.Err() != nil {
-				return
-			}
-		}
-	}()
-
-	return b, nil
-}
-
-// renew adds the renewals of all locks to a pipeline.
-func (b *bareCaller) renew(p redis.Pipeliner) error {
-	b.held.Range(func(l, _ any) bool {
-		compareAndExtend.EvalSha(context.Background(), p, []string{l.(*bareLock).key},
-			l.(*bareLock).token, b.term.Milliseconds())
-		return true
-	})
-	return nil
 }

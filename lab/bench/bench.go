@@ -43,19 +43,14 @@ func (b *bench) locker(ctx context.Context, c contestant) (l locker, err error) 
 	return l, nil
 }
 
-// run carries out as many rounds as there is time for. If there is only one round, each scenario
-// has an equal share of the time, so that a slow machine measures something of each scenario.
+// run carries out all rounds. One round is enough for the scenarios with long turns.
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
-		for i, scenario := range names {
+		for _, scenario := range names {
 			if round > 0 && scenario != uncontended && scenario != contended {
-				continue // one round is enough for the scenarios with long turns
+				continue
 			}
-			budget := b.plan.budget
-			if b.plan.rounds == 1 {
-				budget = budget * time.Duration(i+1) / time.Duration(len(names))
-			}
-			if err := b.round(ctx, round, scenario, b.results.Began.Add(budget)); err != nil {
+			if err := b.round(ctx, round, scenario); err != nil {
 				return err
 			}
 		}
@@ -64,9 +59,9 @@ func (b *bench) run(ctx context.Context, names []string) error {
 	return nil
 }
 
-// round carries out the turns of a scenario that can begin before the time until. In each setting,
-// the contestants follow one after another. Each round begins with a different contestant.
-func (b *bench) round(ctx context.Context, round int, scenario string, until time.Time) error {
+// round carries out the turns of a scenario. In each setting, the contestants follow one after
+// another. Each round begins with a different contestant.
+func (b *bench) round(ctx context.Context, round int, scenario string) error {
 	contestants := b.results.contestants
 	first := round * len(contestants) / b.plan.rounds
 	for _, s := range b.plan.settings[scenario] {
@@ -80,12 +75,6 @@ func (b *bench) round(ctx context.Context, round int, scenario string, until tim
 		for _, c := range slices.Concat(contestants[first:], contestants[:first]) {
 			if !s.includes(c) {
 				continue
-			}
-			if time.Now().After(until) {
-				b.results.Skipped = append(b.results.Skipped,
-					fmt.Sprintf("round %d of %s from %s, %s on", round+1, scenario, in.setting,
-						c.name))
-				return nil
 			}
 			if err := b.turn(ctx, in, s, c); err != nil {
 				return err

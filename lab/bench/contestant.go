@@ -11,9 +11,6 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/fairlock"
-	"github.com/hasplock/hasp/pubsublock"
-	"github.com/hasplock/hasp/spinlock"
 )
 
 // locker is the interface that every contestant is adapted to. The adapters are thin, so that
@@ -83,14 +80,6 @@ func contestants() []contestant {
 			open: openBare(false, polling)},
 		{name: "bare-batched", group: bare, nodes: 1, in: "uncontended",
 			open: openBare(true, polling)},
-		{name: "bare-floor-spinlock", group: bare, nodes: 1, in: "uncontended lockall",
-			open: openFloor(spinlock.NewDriver)},
-		{name: "bare-floor-pubsublock", group: bare, nodes: 1, in: "uncontended lockall",
-			open: openFloor(pubsublock.NewDriver)},
-		{name: "bare-floor-fairlock", group: bare, nodes: 1, in: "uncontended lockall",
-			open: openFloor(fairlock.NewDriver)},
-		{name: "bare-pipeline", group: bare, nodes: 1, most: few, open: openRenewing},
-		{name: "bare-linger", group: bare, nodes: 1, in: "again", open: openKeeper},
 		{name: "bare-quorum", group: bare, nodes: 5, in: "uncontended", open: openQuorum},
 		{name: "hasp-spinlock", group: ours, nodes: 1, most: all,
 			in: "uncontended contended fair again lockall", open: openHasp("spinlock")},

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -39,21 +38,14 @@ func (s several) measure(ctx context.Context, b *bench, c contestant) (figures, 
 	var all, each []time.Duration
 	for end := time.Now().Add(s.length); len(each) < 2 || time.Now().Before(end); {
 		began := time.Now()
-		locked := make([]held, len(keys))
-		if h, ok := l.(haspLocker); ok {
-			var leases *hasp.Leases
-			if leases, err = hasp.LockAll(ctx, h.Client, keys); err == nil {
-				err = leases.Unlock(ctx)
-			}
-		} else {
-			// a floor has no LockAll, but sends the commands of concurrent callers in one write
-			err = errors.Join(together(len(keys),
-				func(i int) (err error) { locked[i], err = l.lock(ctx, keys[i]); return err }),
-				together(len(keys), func(i int) error { return locked[i].Unlock(ctx) }))
+		leases, err := hasp.LockAll(ctx, l.(haspLocker).Client, keys)
+		if err == nil {
+			err = leases.Unlock(ctx)
 		}
 		all = append(all, time.Since(began))
 
 		began = time.Now()
+		locked := make([]held, len(keys))
 		for i, key := range apart {
 			if err == nil {
 				locked[i], err = l.lock(ctx, key)

@@ -2,7 +2,7 @@
 //
 //	go run . [--quick] [--only NAME,NAME] [--out DIR] [--fill]
 //
-// It writes results.md and results.json, and with --fill it also puts the figures into README.md
+// It writes results.md, and with --fill it also puts the figures into README.md
 // and docs. The contestants take turns in each round, so that noise affects all of them alike.
 package main
 

@@ -12,7 +12,6 @@ import (
 // plan says what is measured, and for how long.
 type plan struct {
 	rounds int
-	budget time.Duration // no turn begins after this time
 	// of each scenario; a setting may be measured several times in a row
 	settings map[string][]setting
 }
@@ -160,7 +159,7 @@ func planOf(quick bool) plan {
 		s  = time.Second
 	)
 	if quick {
-		return plan{rounds: 1, budget: 36 * s, settings: map[string][]setting{
+		return plan{rounds: 1, settings: map[string][]setting{
 			uncontended: {distinct{1, keysEach, 30 * ms}, distinct{64, 1, 60 * ms},
 				distinct{64, keysEach, 60 * ms}},
 			contended: {
@@ -219,7 +218,7 @@ func planOf(quick bool) plan {
 		settings[fair] = append(settings[fair], c)
 	}
 
-	return plan{rounds: 3, budget: 720 * s, settings: settings}
+	return plan{rounds: 3, settings: settings}
 }
 
 // The scenarios. The last four have long turns, and are measured in the first round only.

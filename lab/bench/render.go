@@ -16,8 +16,8 @@ import (
 var pages = []string{"README.md", "docs/performance.md"}
 
 // fillPages puts the figures of a run into the generated parts of pages, and into the picture. It
-// fails if a table has no figures although no turn was skipped. If write is false, fillPages only
-// makes this check, and changes no file.
+// fails if a table has no figures. If write is false, fillPages only makes this check, and changes no
+// file.
 func (r *results) fillPages(root string, write bool) error {
 	files := map[string][]byte{"docs/fast.svg": r.picture()}
 	for _, page := range pages {
@@ -73,7 +73,7 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 			switch {
 			case !ok:
 				err = fmt.Errorf("unknown part %q", name)
-			case !hasRows(table) && len(r.Skipped) == 0:
+			case !hasRows(table):
 				err = fmt.Errorf("part %q has no figures", name)
 			}
 			text = fmt.Sprintf("%s\nCommit %s, %s.\n", table, r.Commit, r.date())
@@ -86,13 +86,9 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 
 func (r *results) date() string { return r.Began.UTC().Format(time.DateOnly) }
 
-// run returns sentences that describe the run.
+// run returns a sentence that describes the run.
 func (r *results) run() string {
-	text := fmt.Sprintf("Commit %s, %s, %.0f minutes; %s, Redis %s, clients and servers on one machine.\n", r.Commit, r.date(), r.Took.Minutes(), r.Machine, r.Redis)
-	if len(r.Skipped) > 0 {
-		text += "Not measured for lack of time: " + strings.Join(r.Skipped, "; ") + ".\n"
-	}
-	return text
+	return fmt.Sprintf("Commit %s, %s, %.0f minutes; %s, Redis %s, clients and servers on one machine.\n", r.Commit, r.date(), r.Took.Minutes(), r.Machine, r.Redis)
 }
 
 // row is a row of a table: one contestant in one section.
@@ -176,19 +172,6 @@ func (r *results) ofBare(s section, name, metric string) float64 {
 	}
 
 	return r.median(s.cell(name), metric) / r.median(s.cell(base), metric)
-}
-
-// ofFloor returns a column that shows a strategy's rate divided by the rate of its floor. It shows
-// this share for two numbers of goroutines.
-func (r *results) ofFloor(some, many section) column {
-	return column{"of its floor", func(x row) string {
-		share := func(in section) string {
-			floor := in.cell("bare-floor-" + strings.TrimPrefix(x.contestant, "hasp-"))
-			own := r.median(in.cell(x.contestant), "pairs_per_s")
-			return number(own / r.median(floor, "pairs_per_s"))
-		}
-		return strings.TrimPrefix(share(some)+", "+share(many), "–, ")
-	}}
 }
 
 func times(ratio float64) string {
@@ -279,12 +262,8 @@ func (r *results) ratios(p plan) string {
 
 func (r *results) free(p plan, nodes int) string {
 	var columns []column
-	settings := p.sections(uncontended)
-	for _, s := range settings {
+	for _, s := range p.sections(uncontended) {
 		columns = append(columns, r.both(r.goroutines(s), "pairs_per_s", s))
-	}
-	if nodes == 1 {
-		columns = append(columns, r.ofFloor(callers(64), settings[len(settings)-1]))
 	}
 	return r.table(r.rows(callers(64), nodes), append(columns,
 		r.plain("commands", "commands_per_pair"), r.plain("bytes", "bytes_per_pair"),

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -26,7 +24,7 @@ func (s section) cell(contestant string) cell {
 	return cell(s.scenario + "; " + s.setting + "; " + contestant)
 }
 
-// results are the figures of all rounds. They are written as results.json.
+// results are the figures of all rounds.
 type results struct {
 	Began   time.Time
 	Took    time.Duration
@@ -34,11 +32,10 @@ type results struct {
 	Commit  string // of the repository
 	Redis   string // the version of Redis
 	// in turns with one goroutine, this process ran on one processor and the servers on another
-	Pinned  bool
-	Quick   bool
-	Skipped []string // turns that there was no time for
-	Notes   []string // faults of peers, and turns without figures
-	Values  map[cell]map[string][]float64
+	Pinned bool
+	Quick  bool
+	Notes  []string // faults of peers, and turns without figures
+	Values map[cell]map[string][]float64
 
 	contestants []contestant
 }
@@ -95,18 +92,10 @@ func percentile(all []time.Duration, p int) float64 {
 	return float64(all[(len(all)*p+99)/100-1].Nanoseconds()) / 1e3
 }
 
-// write writes results.json and results.md to a directory.
+// write writes results.md to a directory.
 func (r *results) write(dir string) error {
 	r.Took = time.Since(r.Began)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	text, err := json.MarshalIndent(r, "", "\t")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "results.json"), append(text, '\n'),
-		0o644); err != nil {
 		return err
 	}
 	page := filepath.Join(dir, "results.md")
@@ -119,24 +108,15 @@ func (r *results) write(dir string) error {
 
 // page returns results.md: all tables that have figures.
 func (r *results) page() []byte {
-	var out bytes.Buffer
-	p := planOf(r.Quick)
+	out := fmt.Appendf(nil, "# hasp and other libraries\n\n%s", r.run())
 	parts := r.parts()
-	table := func(title, text string) {
-		if hasRows(text) {
-			fmt.Fprintf(&out, "\n## %s\n\n%s", title, text)
+	for _, name := range slices.Sorted(maps.Keys(parts)) {
+		if hasRows(parts[name]) {
+			out = fmt.Appendf(out, "\n## %s\n\n%s", name, parts[name])
 		}
 	}
-
-	fmt.Fprintf(&out, "# hasp and other libraries\n\n%s", r.run())
-	for _, name := range slices.Sorted(maps.Keys(parts)) {
-		table(name, parts[name])
-	}
-	for _, s := range slices.Concat(p.sections(contended), p.sections(fair)) {
-		table(s.scenario+": "+s.setting, r.crowded(s))
-	}
 	if len(r.Notes) > 0 {
-		fmt.Fprintf(&out, "\n## Notes\n\n- %s\n", strings.Join(r.Notes, "\n- "))
+		out = fmt.Appendf(out, "\n## Notes\n\n- %s\n", strings.Join(r.Notes, "\n- "))
 	}
-	return out.Bytes()
+	return out
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/metrics"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,54 +27,23 @@ import (
 	"github.com/hasplock/hasp/spinlock"
 )
 
-// order is a message to a client.
+// order is the first message to a client. The second message, of any kind, lets its callers end.
 type order struct {
-	Op string // "start", "touched" or "drain"
-
-	// These fields are for "start".
-	URL    string        `json:",omitempty"`
-	Passed []string      `json:",omitempty"` // the addresses for a client of Redis that is passed to the strategy
-	Plant  string        `json:",omitempty"`
-	Owner  string        `json:",omitempty"`
-	Seed   uint64        `json:",omitempty"`
-	Term   time.Duration `json:",omitempty"`
-	Bare   float64       `json:",omitempty"` // share of locks without a fence
+	URL     string
+	Passed  string // the address for a client of Redis that is passed to the strategy, or empty
+	Plant   string
+	Owner   string
+	Seed    uint64
+	Term    time.Duration
+	Timeout time.Duration
 }
 
-// report is a message from a client. The comment of a field names the kinds of reports that have
-// this field.
+// report is a message from a client: a turn, or the end of the client.
 type report struct {
-	What string // the kind: one of the constants below
-	ID   int64  `json:",omitempty"` // the turn's number within the process
-	Key  int    `json:",omitempty"`
-	T    int64  `json:",omitempty"` // the time by clock.Now; for a touch, when the resource is used
-
-	Fenced  bool   `json:",omitempty"` // asks
-	Fence   uint64 `json:",omitempty"` // got, touch
-	Plan    int64  `json:",omitempty"` // got: when the caller plans to unlock
-	Expires int64  `json:",omitempty"` // got, touch, ended, freed: the time until which the lease is trusted without a renewal
-	End     int64  `json:",omitempty"` // ended: when the caller stopped trusting the lease; lossy, thinned: the end of the fault
-	Lost    bool   `json:",omitempty"` // ended, freed: the lease was lost
-	Left    string `json:",omitempty"` // closed: what is left in the process
-	Use     use    `json:",omitzero"`  // used
+	Turn   *turn  `json:",omitempty"`
+	Closed bool   `json:",omitempty"` // all callers have ended, and the Client is closed
+	Left   string `json:",omitempty"` // what is left in the process then, or what grew before
 }
-
-// The kinds of reports.
-const (
-	asks   = "asks"   // a caller calls Lock
-	refuse = "refuse" // Lock returned an error
-	got    = "got"    // Lock returned a lease
-	touch  = "touch"  // a caller uses the resource; the answer is "touched"
-	ended  = "ended"  // the lease was lost, or Unlock is about to be called
-	freed  = "freed"  // Unlock has returned
-	used   = "used"   // what the process uses
-	closed = "closed" // all callers have ended, and the client is closed
-
-	// No client sends these kinds.
-	died    = "died"    // the process was killed
-	lossy   = "lossy"   // a fault may have taken locks away
-	thinned = "thinned" // a fault may have taken locks away on a minority
-)
 
 // use is what a process uses: bytes of live objects, goroutines and descriptors.
 type use [3]int
@@ -84,6 +55,43 @@ func present() use {
 	return use{int(live[0].Value.Uint64()), runtime.NumGoroutine(), len(files)}
 }
 
+// growth says by how much what a process uses may grow. A connection needs 10 KiB. go-redis keeps
+// references to as many closed connections as were ever idle at the same time, and the connections
+// of the largest burst, up to ten for each CPU and server. Slow links make bursts larger.
+var growth = use{4 << 20, 20, 10 + 40*runtime.GOMAXPROCS(0)}
+
+// enough is the least number of samples that leftovers compares. One sample is taken each second.
+const enough = 40
+
+// leftovers returns a text if a process has more goroutines or descriptors than before it opened
+// its Client. It also compares two quarters of the life of the process. It returns a text if the
+// least use in the last quarter was more than 1.25 times the least use in the second, plus a slack.
+// The least use leaves out bursts, such as hundreds of locks at the same time.
+func leftovers(samples []use, before, after use) (text string) {
+	if after[1] > before[1] || after[2] > before[2] {
+		text = fmt.Sprintf("goroutines and descriptors before %v, after %v; ", before[1:],
+			after[1:])
+	}
+	if len(samples) < enough {
+		return text
+	}
+	quarter := len(samples) / 4
+	for i, slack := range growth {
+		least := func(n int) int {
+			part := samples[n*quarter : (n+1)*quarter]
+			return slices.MinFunc(part, func(a, b use) int { return cmp.Compare(a[i], b[i]) })[i]
+		}
+		before := least(1)
+		after := least(3)
+		if after > before*5/4+slack {
+			text += fmt.Sprintf("%d %s in the second quarter of the run and %d in the last; ",
+				before, []string{"bytes", "goroutines", "descriptors"}[i], after)
+		}
+	}
+
+	return text
+}
+
 // client is the state of a client process.
 type client struct {
 	order
@@ -91,31 +99,20 @@ type client struct {
 	close   func() // closes c
 	ids     atomic.Int64
 	drained atomic.Bool
-
 	parent  *crew.Pipe
-	using   sync.Mutex // held by the caller that uses the resource
-	touched chan struct{}
 }
 
 // work carries out orders until the parent ends.
 func work(parent *crew.Pipe) {
 	logging.Disable() // go-redis logs servers that are down
-	w := &client{parent: parent, touched: make(chan struct{}, 1)}
-	for {
-		var o order
-		if parent.Receive(&o) != nil {
-			os.Exit(0)
-		}
-		switch o.Op {
-		case "start":
-			w.order = o
-			go w.run()
-		case "touched":
-			w.touched <- struct{}{}
-		case "drain":
-			w.drained.Store(true)
-		}
+	w := &client{parent: parent}
+	if parent.Receive(&w.order) == nil {
+		go w.run()
 	}
+	for parent.Receive(new(order)) == nil {
+		w.drained.Store(true)
+	}
+	os.Exit(0)
 }
 
 func (w *client) report(r report) {
@@ -129,7 +126,6 @@ func (w *client) run() {
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
 		l.Close()
 	}
-	go w.watch()
 	before := present()
 	// the store may be in the middle of a fault
 	repeatUntil(patience, 20*time.Millisecond, func() (ok bool) {
@@ -143,29 +139,21 @@ func (w *client) run() {
 		wg.Go(func() { w.call(r) })
 	}
 
-	wg.Wait()
-
-	w.close()
-	r := report{What: closed}
-	gone := repeatUntil(patience, 20*time.Millisecond, func() bool {
-		after := present()
-		r.Left = fmt.Sprintf("goroutines and descriptors before %v, after %v", before[1:],
-			after[1:])
-		return after[1] <= before[1] && after[2] <= before[2]
-	})
-
-	if gone {
-		r.Left = ""
-	}
-	w.report(r)
-}
-
-// watch reports once a second what the process uses.
-func (w *client) watch() {
-	for range time.Tick(time.Second) {
+	var samples []use
+	for !w.drained.Load() {
+		time.Sleep(time.Second)
 		runtime.GC()
-		w.report(report{What: used, Use: present()})
+		samples = append(samples, present())
 	}
+	wg.Wait()
+	w.close()
+
+	r := report{Closed: true}
+	repeatUntil(patience, 20*time.Millisecond, func() bool {
+		r.Left = leftovers(samples, before, present())
+		return r.Left == ""
+	})
+	w.report(r)
 }
 
 type newDriver func(redis.UniversalClient) (backend.Driver, error)
@@ -189,8 +177,8 @@ func (w *client) open(limit time.Duration) (c *hasp.Client, closeAll func(), ok 
 	config, err := hasp.ParseURL(w.URL)
 	var d backend.Driver
 	end := func() {}
-	if len(w.Passed) > 0 {
-		rdb := redis.NewClient(&redis.Options{Addr: w.Passed[0], PoolSize: 3})
+	if w.Passed != "" {
+		rdb := redis.NewClient(&redis.Options{Addr: w.Passed, PoolSize: 3})
 		end = func() { rdb.Close() }
 		d, err = newDrivers[config.Strategy](rdb)
 	} else if err == nil {
@@ -201,13 +189,11 @@ func (w *client) open(limit time.Duration) (c *hasp.Client, closeAll func(), ok 
 		return nil, nil, false
 	}
 
-	// The Timeouts of the clients differ, because redlock once relied on that of the caller. The seed
-	// contains the number of the client above bit 32.
-	parts := time.Duration(1 + (w.Seed>>32+w.Seed)%4)
-	o := &hasp.Options{TTL: w.Term, Timeout: w.Term / parts, Owner: w.Owner}
+	o := &hasp.Options{TTL: w.Term, Timeout: w.Timeout, Owner: w.Owner}
 	if c, err = hasp.New(plant(w.Plant, d), o); err != nil {
 		panic(err)
 	}
+
 	return c, func() { c.Close(); end() }, true
 }
 
@@ -226,8 +212,14 @@ func (w *client) call(r *rand.Rand) {
 func (w *client) round(r *rand.Rand) (had bool) {
 	key := r.IntN(keys)
 	switch x := r.IntN(60); {
-	case x == 0:
-		return w.many(r)
+	case x == 0: // hundreds of keys at the same time
+		var wg sync.WaitGroup
+		for k := range cold {
+			own := rand.New(rand.NewPCG(r.Uint64(), 0))
+			wg.Go(func() { w.turn(w.c, own, keys+k) })
+		}
+		wg.Wait()
+		return true
 	case x < 5: // a Client for one Lock, as in "hasp run"
 		c, end, ok := w.open(2 * time.Second)
 		if !ok {
@@ -240,31 +232,12 @@ func (w *client) round(r *rand.Rand) (had bool) {
 	return w.turn(w.c, r, key)
 }
 
-// many locks hundreds of keys at the same time.
-func (w *client) many(r *rand.Rand) (had bool) {
-	var wg sync.WaitGroup
-	for k := range cold {
-		own := rand.New(rand.NewPCG(r.Uint64(), 0))
-		wg.Go(func() { w.turn(w.c, own, keys+k) })
-	}
-	wg.Wait()
-	return true
-}
-
-// hold is a lease of a turn.
-type hold struct {
-	id    int64
-	lease *hasp.Lease
-	lost  chan int64  // receives the time when the lease's context ended
-	stop  func() bool // ends the wait for the end of the lease's context
-}
-
 // turn carries out one Lock, and then acts as the holder.
 func (w *client) turn(c *hasp.Client, r *rand.Rand, key int) (had bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	ask := report{What: asks, ID: w.ids.Add(1), Key: key, Fenced: r.Float64() >= w.Bare}
-	opts := w.options(r, ask.Fenced)
+	t := &turn{ID: w.ids.Add(1), Key: key, Fenced: r.IntN(10) >= 3}
+	opts := w.options(r, t.Fenced)
 	length := time.Duration(r.IntN(20)) * time.Millisecond
 	if r.IntN(10) == 0 {
 		length = w.terms(r, 0.5, 2)
@@ -274,31 +247,66 @@ func (w *client) turn(c *hasp.Client, r *rand.Rand, key int) (had bool) {
 		defer time.AfterFunc(w.terms(r, 0, 2), cancel).Stop()
 	}
 
-	ask.T = clock.Now()
-	w.report(ask)
+	t.Asked = clock.Now()
+	w.report(report{Turn: t})
 	l, err := c.Lock(ctx, names[key], opts...)
-	t := clock.Now()
+	t.Got = clock.Now()
 	if err != nil {
-		w.report(report{What: refuse, ID: ask.ID})
+		t.Refused = true
+		w.report(report{Turn: t})
 		return false
 	}
 
-	planned := t + int64(length)
-	h := &hold{id: ask.ID, lease: l, lost: make(chan int64, 1)}
-	w.report(report{What: got, ID: h.id, T: t, Fence: l.Fence(), Plan: planned,
-		Expires: expires(l)})
-	h.stop = context.AfterFunc(l.Context(), func() { h.lost <- clock.Now() })
-
-	for clock.Now() < planned && l.Err() == nil {
-		w.use(h)
+	ended := make(chan int64, 1) // receives the time when the lease's context ended
+	stop := context.AfterFunc(l.Context(), func() { ended <- clock.Now() })
+	t.Fence = l.Fence()
+	t.Plan = t.Got + int64(length)
+	t.Expires = expires(l)
+	w.report(report{Turn: t})
+	for clock.Now() < t.Plan && l.Err() == nil {
+		w.use(t, l)
 		time.Sleep(time.Duration(3+r.IntN(10)) * time.Millisecond)
 	}
-
 	if blind {
-		w.use(h) // do not check whether the lease is still held
+		w.use(t, l) // without a check whether the lease is still held
 	}
-	w.unlock(h)
+
+	t.End = clock.Now()
+	if !stop() {
+		t.End = min(t.End, <-ended)
+	}
+	if errors.Is(l.Err(), hasp.ErrLost) {
+		t.Lost = clock.Now()
+	}
+	t.Expires = expires(l)
+	t.End = min(t.End, t.Expires)
+	w.report(report{Turn: t})
+	w.unlock(t, l)
 	return true
+}
+
+// use uses the resource.
+func (w *client) use(t *turn, l *hasp.Lease) {
+	t.Used[1] = clock.Now()
+	if t.Used[0] == 0 {
+		t.Used[0] = t.Used[1]
+	}
+	t.Expires = expires(l)
+	w.report(report{Turn: t})
+}
+
+// unlock unlocks a lease, and tries again after an outage.
+func (w *client) unlock(t *turn, l *hasp.Lease) {
+	repeatUntil(3*time.Second, 10*time.Millisecond, func() bool {
+		err := l.Unlock(context.Background())
+		lost := errors.Is(err, hasp.ErrLost)
+		if lost && t.Lost == 0 {
+			t.Lost = clock.Now()
+		}
+		return err == nil || lost || errors.Is(err, hasp.ErrReleased)
+	})
+	t.Expires = expires(l)
+	w.report(report{Turn: t})
 }
 
 // terms draws a duration between two multiples of the term.
@@ -313,7 +321,6 @@ func (w *client) options(r *rand.Rand, fenced bool) (opts []hasp.Option) {
 	}
 	for _, o := range []hasp.Option{
 		hasp.WithMaxWait(w.terms(r, 0, 2)),
-		hasp.WithMaxWait(w.terms(r, 0, 0.1)),
 		hasp.WithTTL(w.terms(r, 0.7, 1.7)),
 		hasp.WithMinHold(w.terms(r, 0, 0.2)),
 		hasp.WithLinger(),
@@ -326,32 +333,9 @@ func (w *client) options(r *rand.Rand, fenced bool) (opts []hasp.Option) {
 	return opts
 }
 
-// unlock reports the time until which a lease was trusted. Then it unlocks the lease, and tries
-// again after an outage.
-func (w *client) unlock(h *hold) {
-	end := clock.Now()
-	if !h.stop() {
-		end = min(end, <-h.lost)
-	}
-	gone := errors.Is(h.lease.Err(), hasp.ErrLost)
-	t := clock.Now()
-	until := expires(h.lease)
-	w.report(report{What: ended, ID: h.id, T: t, End: min(end, until), Expires: until, Lost: gone})
-
-	done := report{What: freed, ID: h.id}
-	repeatUntil(3*time.Second, 10*time.Millisecond, func() bool {
-		err := h.lease.Unlock(context.Background())
-		done.T = clock.Now()
-		done.Lost = errors.Is(err, hasp.ErrLost)
-		return err == nil || done.Lost || errors.Is(err, hasp.ErrReleased)
-	})
-
-	done.Expires = expires(h.lease)
-	w.report(done)
-}
-
-// expires returns the time of clock.Now until which a lease is trusted, or a time up to a millisecond
-// earlier. expires reads both clocks again if the process was stopped between the two readings.
+// expires returns the time of clock.Now until which a lease is trusted, or a time up to a
+// millisecond earlier. expires reads both clocks again if the process was stopped between the two
+// readings.
 func expires(l *hasp.Lease) int64 {
 	for {
 		t := clock.Now()
@@ -360,12 +344,4 @@ func expires(l *hasp.Lease) int64 {
 			return t + int64(left)
 		}
 	}
-}
-
-// use uses the resource, and waits until the resource has answered.
-func (w *client) use(h *hold) {
-	w.using.Lock()
-	defer w.using.Unlock()
-	w.report(report{What: touch, ID: h.id, Fence: h.lease.Fence(), Expires: expires(h.lease)})
-	<-w.touched
 }

@@ -45,32 +45,27 @@ func (c *cluster) left(ctx context.Context) (all []string) {
 	for _, l := range leases.Leases {
 		all = append(all, fmt.Sprintf("lease %x", l.ID))
 	}
+
 	return all
 }
 
-func (c *cluster) faults(all *catalog, losing bool) {
-	if losing {
-		all.add(0.2, 0.5, "every entry deleted", onServers(1, c.empty, nil))
-		return
-	}
-
+func (c *cluster) faults(all *catalog) {
 	all.processes()
 	all.links()
+	all.add("every entry deleted", 0.2, 0.5, locks, onServers(1, c.empty, nil))
 	for _, k := range []int{1, 2} {
-		all.add(0.2, 1.5, of(3, k, "killed, and started again"), onServers(k,
-			func(_ *run, i int) { c.members[i].Kill() },
-			func(_ *run, i int) { c.Check(c.members[i].Start()) }))
-		// If a leader is stopped for longer than what is left of a term, it may later end leases that
-		// its successor keeps alive: see docs/etcdlock.md.
-		all.add(0.3, 0.6, of(3, k, "stopped"), onServers(k,
+		all.add(fmt.Sprint(k, " of 3 members: killed, and started again"), 0.2, 1.5, nothing,
+			onServers(k, func(_ *run, i int) { c.members[i].Kill() },
+				func(_ *run, i int) { c.Check(c.members[i].Start()) }))
+		// If a leader is stopped for longer than what is left of a term, it may later end leases
+		// that its successor keeps alive: see docs/etcdlock.md.
+		all.add(fmt.Sprint(k, " of 3 members: stopped"), 0.3, 0.6, nothing, onServers(k,
 			func(_ *run, i int) { c.Check(c.members[i].Pause()) },
 			func(_ *run, i int) { c.Check(c.members[i].Resume()) }))
 	}
 }
 
 func (c *cluster) empty(*run, int) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	_, err := c.client.Delete(ctx, "hasp/", clientv3.WithPrefix())
+	_, err := c.client.Delete(context.Background(), "hasp/", clientv3.WithPrefix())
 	c.Check(err)
 }

@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/internal/clock"
@@ -13,135 +13,113 @@ import (
 
 // fault is a kind of failure.
 type fault struct {
-	least, most float64 // the bounds of the length, as multiples of the term
 	name        string
+	least, most float64 // the bounds of the length, as multiples of the term
+	takes       loss
 	inject      inject
-	thins       bool // a minority loses locks, so a lease that only a quorum granted may be lost
 
-	at       []int64         // when the fault was injected
-	recovery []time.Duration // the time to recovery after each injection
+	recovery []time.Duration // from the end of each injected fault to the awaited grants
 }
 
-// inject is a function that starts a fault. It returns nil if it found no victim.
-type inject func(r *run) *injection
+// loss says which locks a fault may take away.
+type loss int
 
-// injection is a fault that was injected. Recovery is the time until all awaited grants have come.
-type injection struct {
-	heal   func() // may be nil
-	client string // must get a key again; may be empty
-	from   bool   // recovery counts from the beginning of the fault, not from its end
-}
+const (
+	nothing  loss = iota
+	minority      // the locks on a minority, so a lease that only a quorum granted may be lost
+	locks         // any lock, so two callers may hold a key
+)
+
+// inject is a function that starts a fault. It returns the function that ends the fault, or nil if
+// it found no victim.
+type inject func(r *run) (heal func())
 
 type catalog []*fault
 
-// add adds a fault whose length in terms is between least and most.
-func (c *catalog) add(least, most float64, name string, inject inject) {
-	*c = append(*c, &fault{least: least, most: most, name: name, inject: inject})
+func (c *catalog) add(name string, least, most float64, takes loss, inject inject) {
+	*c = append(*c, &fault{name: name, least: least, most: most, takes: takes, inject: inject})
 }
 
-// victims returns the turns that a fault may disturb, the best first.
-type victims func(r *run) []lockCall
+// strike is a fault of the process in a seat. It returns nil if the process is no victim.
+type strike func(*seat) (heal func())
 
-// holders returns the callers that will hold their keys for a while.
-func holders(r *run) []lockCall {
-	all, _ := r.rec.seen()
-	return slices.DeleteFunc(all,
-		func(h lockCall) bool { return h.plan-clock.Now() <= int64(r.term/3) })
-}
-
-func waiters(r *run) []lockCall {
-	_, all := r.rec.seen()
-	return all
-}
-
-// find returns the seat of a victim that has or wants a contended key, or nil if none comes within
-// three seconds.
-func (r *run) find(who victims) (victim *seat) {
-	repeatUntil(3*time.Second, time.Millisecond, func() bool {
-		for _, t := range who(r) {
-			for _, s := range r.seats {
-				if t.key < keys && s.String() == t.client {
-					victim = s
-				}
+// ofHolder returns a fault of a process that will hold a contended key for a while.
+func ofHolder(fail strike) inject {
+	return func(r *run) (heal func()) {
+		repeatUntil(3*time.Second, time.Millisecond, func() bool {
+			name := r.rec.holder(clock.Now() + int64(r.term/3))
+			i := slices.IndexFunc(r.seats, func(s *seat) bool { return s.String() == name })
+			if i >= 0 {
+				r.victim = r.seats[i]
+				heal = fail(r.victim)
 			}
-		}
-		r.at = clock.Now()
-		return victim != nil
-	})
+			return i >= 0
+		})
+		return heal
+	}
+}
 
-	return victim
+// ofWaiter returns a fault of any process, because most callers of each process wait.
+func ofWaiter(fail strike) inject {
+	return func(r *run) (heal func()) {
+		r.victim = r.seats[r.rand.IntN(seats)]
+		return fail(r.victim)
+	}
 }
 
 // processes adds the faults of one client's process.
 func (c *catalog) processes() {
-	c.add(0, 0.2, "holder killed", killed(holders))
-	c.add(0, 0.2, "waiter killed", killed(waiters))
-	c.add(1.2, 3, "holder stopped past its term", paused(holders))
-	c.add(0.5, 3, "waiter stopped", paused(waiters))
+	c.add("holder killed", 0, 0.2, nothing, ofHolder(killed))
+	c.add("waiter killed", 0, 0.2, nothing, ofWaiter(killed))
+	c.add("holder stopped past its term", 1.2, 3, nothing, ofHolder(paused))
+	c.add("waiter stopped", 0.5, 3, nothing, ofWaiter(paused))
 }
 
-// killed returns a fault that kills the process of a victim. A new process takes its seat.
-func killed(who victims) inject {
-	return func(r *run) *injection {
-		s := r.find(who)
-		if s == nil || s.String() == spared {
-			return nil
-		}
-		s.kill()
-		return &injection{heal: s.fill, from: true}
+// killed kills a process. A new process takes its seat.
+func killed(s *seat) (heal func()) {
+	if s.String() == spared {
+		return nil
 	}
+	s.kill()
+	return s.fill
 }
 
-// paused returns a fault that stops the process of a victim by SIGSTOP.
-func paused(who victims) inject {
-	return func(r *run) *injection {
-		s := r.find(who)
-		if s == nil || s.Pause() != nil {
-			return nil
-		}
-		return &injection{heal: func() { r.Check(s.Resume()) }, from: true}
-	}
+// paused stops a process by SIGSTOP.
+func paused(s *seat) (heal func()) {
+	s.run.Check(s.Pause())
+	return func() { s.run.Check(s.Resume()) }
 }
 
 // links adds the faults that disturb one client's links to all servers, or to a minority of them.
 func (c *catalog) links() {
-	add := func(least, most float64, name string, fail, heal func(*faultproxy.Proxy)) {
-		c.add(least, most, "holder's "+name, linked(holders, fail, heal))
-		c.add(least, most, "waiter's "+name, linked(waiters, fail, heal))
+	add := func(name string, least, most float64, fail, heal func(*faultproxy.Proxy)) {
+		c.add("holder's "+name, least, most, nothing, ofHolder(linked(fail, heal)))
+		c.add("waiter's "+name, least, most, nothing, ofWaiter(linked(fail, heal)))
 	}
 
-	add(0.5, 0.5, "connections cut", (*faultproxy.Proxy).Cut, nil)
-	add(0.5, 0.5, "connections dead in silence", (*faultproxy.Proxy).Forget, nil)
-	add(0.6, 3, "link stalled", (*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Flow)
-	add(0.6, 3, "link cut one way, to the server", (*faultproxy.Proxy).StallRequests,
-		(*faultproxy.Proxy).Flow)
-	add(0.6, 3, "link cut one way, from the server", (*faultproxy.Proxy).StallReplies,
-		(*faultproxy.Proxy).Flow)
-	add(0.6, 3, "link down", (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up)
+	add("connections cut", 0.5, 0.5, (*faultproxy.Proxy).Cut, (*faultproxy.Proxy).Up)
+	add("connections dead in silence", 0.5, 0.5, (*faultproxy.Proxy).Forget,
+		(*faultproxy.Proxy).Up)
+	add("link stalled", 0.6, 3, (*faultproxy.Proxy).Stall, (*faultproxy.Proxy).Flow)
+	add("link down", 0.6, 3, (*faultproxy.Proxy).Down, (*faultproxy.Proxy).Up)
 }
 
-func linked(who victims, fail, heal func(*faultproxy.Proxy)) inject {
-	return func(r *run) *injection {
-		s := r.find(who)
-		if s == nil {
-			return nil
-		}
+func linked(fail, heal func(*faultproxy.Proxy)) strike {
+	return func(s *seat) func() {
+		r := s.run
 		links := slices.Clone(r.store.links[s.n])
 		r.rand.Shuffle(len(links), func(i, j int) { links[i], links[j] = links[j], links[i] })
 		if len(links) > 1 && r.rand.IntN(2) == 0 {
 			links = links[:(len(links)-1)/2]
 		}
-		each := func(do func(*faultproxy.Proxy)) {
-			for _, p := range links {
-				do(p)
-			}
-		}
-		each(fail)
-		in := &injection{client: s.String()}
-		if heal != nil {
-			in.heal = func() { each(heal) }
-		}
-		return in
+		each(links, fail)
+		return func() { each(links, heal) }
+	}
+}
+
+func each(links []*faultproxy.Proxy, do func(*faultproxy.Proxy)) {
+	for _, p := range links {
+		do(p)
 	}
 }
 
@@ -151,18 +129,18 @@ type step func(r *run, i int)
 // onServers returns a fault of k servers. The steps fail and heal disturb and repair one. If heal
 // is nil, the servers heal by themselves.
 func onServers(k int, fail, heal step) inject {
-	return func(r *run) *injection {
+	return func(r *run) func() {
 		servers := r.rand.Perm(len(r.store.addrs))[:k]
 		for _, i := range servers {
 			fail(r, i)
 		}
-		return &injection{heal: func() {
+		return func() {
 			for _, i := range servers {
 				if heal != nil {
 					heal(r, i)
 				}
 			}
-		}}
+		}
 	}
 }
 
@@ -174,6 +152,17 @@ func empty(r *run, i int)   { r.Check(r.store.servers[i].Start(false)) }
 func pause(r *run, i int)   { r.store.servers[i].Pause() }
 func resume(r *run, i int)  { r.store.servers[i].Resume() }
 
+func flushAll(r *run, i int) {
+	r.Check(r.store.admin[i].FlushAll(context.Background()).Err())
+}
+
+// memory limits the memory of a server. A server without memory refuses writes.
+func memory(limit string) step {
+	return func(r *run, i int) {
+		r.Check(r.store.admin[i].ConfigSet(context.Background(), "maxmemory", limit).Err())
+	}
+}
+
 // through returns a step that calls the function do with each client's link to a server.
 func through(do func(*faultproxy.Proxy)) step {
 	return func(r *run, i int) {
@@ -183,101 +172,46 @@ func through(do func(*faultproxy.Proxy)) step {
 	}
 }
 
-// command returns a step that sends commands without a proxy. Semicolons separate the commands.
-func command(commands string) step {
-	return func(r *run, i int) {
-		for command := range strings.SplitSeq(commands, ";") {
-			var args []any
-			for word := range strings.FieldsSeq(command) {
-				args = append(args, word)
-			}
-			if err := r.store.admin[i].Do(context.Background(), args...).Err(); err != nil {
-				r.Fatalf("%s: %v", command, err)
-			}
-		}
-	}
-}
-
-// A server that runs out of memory evicts keys or refuses writes.
-var (
-	evictKeys    = command("config set maxmemory 1; config set maxmemory-policy allkeys-random")
-	refuseWrites = command("config set maxmemory 1; config set maxmemory-policy noeviction")
-	enoughMemory = command("config set maxmemory 0; config set maxmemory-policy noeviction")
-	flushAll     = command("flushall")
-)
-
-// servers adds the faults of n independent servers. Each fault disturbs a minority or a majority of
-// them.
-func (c *catalog) servers(n int, losing bool) {
+// redis adds the faults of n independent Redis servers. Each fault of the servers disturbs a
+// minority or a majority of them.
+func (c *catalog) redis(n int) {
+	c.processes()
+	c.links()
 	for _, k := range []int{(n - 1) / 2, n/2 + 1} {
-		few := k <= (n-1)/2
-		add := func(least, most float64, what string, fail, heal step) {
-			c.add(least, most, of(n, k, what), onServers(k, fail, heal))
-			(*c)[len(*c)-1].thins = few && !losing
-		}
-		if k > 0 && few != losing {
-			add(0.5, 1, "emptied by FLUSHALL", flushAll, nil)
-			add(0.2, 1, "restarted without data", kill, empty)
-			add(0.6, 2, "evicting keys", evictKeys, enoughMemory)
-		}
-		if k == 0 || losing {
+		if k == 0 {
 			continue
 		}
-		add(0.2, 2, "restarted with data", kill, restart)
-		add(0.6, 3, "stopped", pause, resume)
-		add(0.6, 3, "unreachable", through((*faultproxy.Proxy).Down),
+		takes := locks
+		if k <= (n-1)/2 {
+			takes = minority
+		}
+		add := func(what string, least, most float64, takes loss, fail, heal step) {
+			name := fmt.Sprintf("%d of %d servers: %s", k, n, what)
+			c.add(name, least, most, takes, onServers(k, fail, heal))
+		}
+		add("emptied by FLUSHALL", 0.5, 1, takes, flushAll, nil)
+		add("restarted without data", 0.2, 1, takes, kill, empty)
+		add("restarted with data", 0.2, 2, nothing, kill, restart)
+		add("stopped", 0.6, 3, nothing, pause, resume)
+		add("unreachable", 0.6, 3, nothing, through((*faultproxy.Proxy).Down),
 			through((*faultproxy.Proxy).Up))
-		add(0.6, 2, "out of memory, noeviction", refuseWrites, enoughMemory)
-		c.commands(n, k)
+		add("out of memory", 0.6, 2, nothing, memory("1"), memory("0"))
 	}
-
-	if !losing {
-		c.processes()
-		c.links()
-	}
-}
-
-// commands adds the faults that the harness causes by commands to k of n servers.
-func (c *catalog) commands(n, k int) {
-	add := func(what, text string) {
-		c.add(0.5, 0.5, of(n, k, what), onServers(k, command(text), nil))
-	}
-	add("CLIENT KILL of normal connections", "client kill type normal")
-	add("CLIENT KILL of subscribers", "client kill type pubsub")
-}
-
-// of returns the name of a fault of k servers out of n.
-func of(n, k int, what string) string {
-	switch {
-	case n == 1:
-		return "the server: " + what
-	case k <= (n-1)/2:
-		return "a minority: " + what
-	case k == n:
-		return "every server: " + what
-	}
-
-	return "a majority: " + what
 }
 
 // set adds the faults of servers that form one Redis.
-func (c *catalog) set(s *store, losing bool) {
-	switch {
-	case losing && s.sentinel != nil:
-		c.add(0.5, 1, "Sentinel fails over", promoted(false))
-		c.add(0.5, 1, "the master is killed and Sentinel fails over", promoted(true))
-	case losing:
-		c.add(0.5, 1, "the key's master is killed and its replica takes over", promoted(true))
-	default:
-		c.processes()
-		c.commands(len(s.servers), len(s.servers))
+func (c *catalog) set(s *store) {
+	c.processes()
+	takes := locks
+	if s.cluster != nil { // the master hands over without a loss
+		takes = nothing
 	}
-
-	if s.cluster != nil && !losing {
-		c.add(0.5, 1, "the key's master hands over to its replica", promoted(false))
-		c.add(0.5, 2, "the key's slot moves to another master", func(r *run) *injection {
+	c.add("a replica takes over", 0.5, 1, takes, promoted(false))
+	c.add("the master is killed and a replica takes over", 0.5, 1, locks, promoted(true))
+	if s.cluster != nil {
+		c.add("the key's slot moves to another master", 0.5, 2, nothing, func(r *run) func() {
 			// until heal, the move is incomplete
-			return &injection{heal: s.cluster.Move(names[r.rand.IntN(keys)])}
+			return s.cluster.Move(names[r.rand.IntN(keys)])
 		})
 	}
 }
@@ -285,7 +219,7 @@ func (c *catalog) set(s *store, losing bool) {
 // promoted returns a fault that promotes a replica of the master, or of a key's master. If dead is
 // true, that master is killed first.
 func promoted(dead bool) inject {
-	return func(r *run) *injection {
+	return func(r *run) func() {
 		var old *redistest.Server
 		failover := func() { r.store.sentinel.Failover() }
 		if r.store.sentinel != nil {
@@ -299,11 +233,11 @@ func promoted(dead bool) inject {
 			old.Kill()
 		}
 		failover()
-		return &injection{heal: func() {
+		return func() {
 			if dead {
 				old.Restart()
 			}
 			old.Demoted()
-		}}
+		}
 	}
 }

@@ -14,6 +14,7 @@ func plant(bug string, d backend.Driver) backend.Driver {
 	if bug == "" {
 		return d
 	}
+
 	return buggy{d, bug}
 }
 
@@ -29,6 +30,7 @@ func (b buggy) Release(ctx context.Context, c backend.Claim) error {
 	if b.bug == "release" && errors.Is(err, backend.ErrLost) {
 		err = b.Driver.(backend.Inspector).Break(ctx, c.Key)
 	}
+
 	return err
 }
 

@@ -2,12 +2,8 @@ package main
 
 import (
 	"context"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -16,18 +12,18 @@ import (
 type database struct {
 	*redistest.Lab
 	server *pgtest.Server
-	data   string // the server's data directory
 }
 
 func (s *store) openPostgres() {
-	server := pgtest.Start(s.Lab, "max_connections=150")
-	d := &database{s.Lab, server, filepath.Dir(server.File("PG_VERSION"))}
+	d := &database{s.Lab, pgtest.Start(s.Lab, "max_connections=150")}
 	d.sql("CREATE ROLE app LOGIN; GRANT ALL ON SCHEMA public TO app")(nil, 0)
 	s.what = "one PostgreSQL"
-	s.addrs = []string{server.Addr}
+	s.addrs = []string{d.server.Addr}
 	s.left = d.left
 	s.faults = d.faults
-	s.openWays(func(addrs []string) string { return "pglock+postgres://app@" + addrs[0] + "/postgres" })
+	s.openWays(func(addrs []string) string {
+		return "pglock+postgres://app@" + addrs[0] + "/postgres"
+	})
 }
 
 // left lists the rows of held keys, and the sessions that listen. The row of a free key stays,
@@ -43,26 +39,18 @@ func (d *database) left(ctx context.Context) []string {
 // kick is the statement that ends the connections of all clients.
 const kick = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'"
 
-func (d *database) faults(all *catalog, losing bool) {
-	add := func(least, most float64, name string, fail, heal step) {
-		all.add(least, most, "the server: "+name, onServers(1, fail, heal))
-	}
-	if losing {
-		add(0.5, 1, "every row deleted", d.sql("DELETE FROM hasp_locks"), nil)
-		add(0.5, 1, "killed, and started with data of some seconds ago", d.rewind, d.start)
-		return
-	}
-
+func (d *database) faults(all *catalog) {
 	all.processes()
 	all.links()
-	add(0.2, 2, "killed, and started again", d.kill, d.start)
+	add := func(name string, least, most float64, takes loss, fail, heal step) {
+		all.add("the server: "+name, least, most, takes, onServers(1, fail, heal))
+	}
+	add("every row deleted", 0.5, 1, locks, d.sql("DELETE FROM hasp_locks"), nil)
+	add("killed, and started again", 0.2, 2, nothing,
+		func(*run, int) { d.server.Kill() }, func(*run, int) { d.Check(d.server.Start()) })
 	// The processes keep their connections.
-	add(0.6, 3, "stopped", d.signal(syscall.SIGSTOP), d.signal(syscall.SIGCONT))
-	add(0.5, 0.5, "connections of all clients ended", d.sql(kick), nil)
-	add(0.6, 2, "read-only",
-		d.sql("ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()"),
-		d.sql("ALTER SYSTEM RESET default_transaction_read_only; SELECT pg_reload_conf()"))
-	add(0.6, 2, "two connections for all clients together",
+	add("stopped", 0.6, 3, nothing, d.signal(syscall.SIGSTOP), d.signal(syscall.SIGCONT))
+	add("two connections for all clients together", 0.6, 2, nothing,
 		d.sql("ALTER ROLE app CONNECTION LIMIT 2; "+kick),
 		d.sql("ALTER ROLE app CONNECTION LIMIT -1"))
 }
@@ -71,12 +59,8 @@ func (d *database) faults(all *catalog, losing bool) {
 // transaction.
 func (d *database) sql(statements string) step {
 	return func(*run, int) {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
 		for sql := range strings.SplitSeq(statements, "; ") {
-			if err := d.server.Exec(ctx, sql); err != nil {
-				d.Fatalf("%s: %v", sql, err)
-			}
+			d.Check(d.server.Exec(context.Background(), sql))
 		}
 	}
 }
@@ -84,22 +68,4 @@ func (d *database) sql(statements string) step {
 // signal returns a step that sends a signal to all processes of the server.
 func (d *database) signal(sig syscall.Signal) step {
 	return func(*run, int) { d.Check(d.server.SignalAll(sig)) }
-}
-
-func (d *database) kill(*run, int) { d.server.Kill() }
-
-func (d *database) start(*run, int) { d.Check(d.server.Start()) }
-
-// rewind kills the server after a while, and gives it the data that it had before. So locks are
-// lost that were taken meanwhile.
-func (d *database) rewind(r *run, _ int) {
-	d.server.Kill()
-	if out, err := exec.Command("cp", "-a", d.data, d.data+".copy").CombinedOutput(); err != nil {
-		d.Fatalf("cp: %v: %s", err, out)
-	}
-	d.start(r, 0)
-	time.Sleep(r.lasts)
-	d.server.Kill()
-	d.Check(os.RemoveAll(d.data))
-	d.Check(os.Rename(d.data+".copy", d.data))
 }

@@ -1,45 +1,34 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
-	"strings"
 	"sync"
-	"time"
-
-	"github.com/hasplock/hasp/internal/clock"
 )
 
-// lockCall is one call of Lock and what followed it. Times are of clock.Now, and 0 until they are
-// known.
-type lockCall struct {
+// turn is one call of Lock and what followed it. Times are of clock.Now, and 0 until they are
+// known. Its process reports the turn after each change.
+type turn struct {
 	client  string // the name of the process
-	key     int
-	fenced  bool
-	fence   uint64
-	asked   int64
-	got     int64 // when Lock returned a lease
-	plan    int64 // when the caller plans to unlock
-	expires int64 // the time until which the lease was trusted without another renewal
-	end     int64 // when the caller stopped trusting the lease, or was about to call Unlock
-	freed   int64 // when Unlock returned
-	lost    int64 // when the caller learned that the lease was lost
-	killed  bool  // the process was killed before the end of the turn
-
-	mistaken int64 // when the resource last refused a use
+	ID      int64  // the turn's number within the process
+	Key     int
+	Fenced  bool   // WithFence
+	Refused bool   `json:",omitempty"` // Lock returned an error
+	Fence   uint64 `json:",omitempty"`
+	Asked   int64
+	Got     int64 `json:",omitempty"` // when Lock returned
+	Plan    int64 `json:",omitempty"` // when the caller plans to unlock
+	// the time until which the lease is trusted without another renewal
+	Expires int64    `json:",omitempty"`
+	Used    [2]int64 `json:",omitzero"`  // when the caller first and last used the resource
+	End     int64    `json:",omitempty"` // when it stopped trusting the lease, or called Unlock
+	Lost    int64    `json:",omitempty"` // when it learned that the lease was lost
 }
-
-// A turn is removed from record.open when Lock fails or its process is killed.
-func (t *lockCall) waiting() bool { return t.got == 0 }
-func (t *lockCall) holding() bool { return t.got != 0 && t.end == 0 }
 
 // void reports whether the lease had ended when Lock returned, because the
 // process was stopped meanwhile.
-func (t *lockCall) void() bool { return t.end <= t.got }
+func (t *turn) void() bool { return t.End <= t.Got }
 
 // turnID names a turn of a process.
 type turnID struct {
@@ -47,166 +36,104 @@ type turnID struct {
 	id     int64
 }
 
-// record is the history of a run. It is also the resource that the locks protect.
+// record is the history of a run.
 type record struct {
-	run    string    // options.name
-	losing bool      // faults take locks away
-	out    io.Writer // receives all reports as lines of JSON; may be nil
+	run string    // the strategy
+	out io.Writer // receives all reports as lines of JSON; may be nil
 
-	mu      sync.Mutex           // guards all fields below
-	open    map[turnID]*lockCall // turns that have not ended
-	turns   []*lockCall          // turns that were granted, in the order of the reports
-	highest map[int]uint64       // for each key, the largest fence that the resource has seen
-	uses    []use                // the samples of the process that is never killed, one a second
-	refused int                  // uses of the resource with an old fence
-	losses  [][2]int64           // when the store may have lost locks
-	// when a minority may have lost locks; then a lease may end early, but no other caller gets the
-	// key
-	thinned [][2]int64
+	mu      sync.Mutex // guards all fields below
+	open    map[turnID]*turn
+	turns   map[turnID]*turn // turns that were granted
+	granted map[string]int64 // when each client, and each key, was last granted
+	faults  []span
 	left    map[string]string // what is left in each process that has closed its Client
-
-	// for each process, when its last report of each kind came
-	heard map[string]map[string]time.Time
 }
 
-func newRecord(run string, losing bool, out io.Writer) *record {
-	return &record{
-		run: run, losing: losing, out: out,
-		open: map[turnID]*lockCall{}, highest: map[int]uint64{}, left: map[string]string{},
-		heard: map[string]map[string]time.Time{},
-	}
+// span is the time of a fault, and which locks it may have taken away.
+type span struct {
+	From, To int64
+	Takes    loss
 }
 
-// ages says for each process how long ago its last report of each kind came.
-func (r *record) ages() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var all []string
-	for _, client := range slices.Sorted(maps.Keys(r.heard)) {
-		text := client + ":"
-		for _, kind := range slices.Sorted(maps.Keys(r.heard[client])) {
-			age := time.Since(r.heard[client][kind]).Round(10 * time.Millisecond)
-			text += fmt.Sprintf(" %s %v", kind, age)
-		}
-		all = append(all, text)
-	}
-	return strings.Join(all, "; ")
+func newRecord(run string, out io.Writer) *record {
+	return &record{run: run, out: out, open: map[turnID]*turn{}, turns: map[turnID]*turn{},
+		granted: map[string]int64{}, left: map[string]string{}}
 }
 
 // entry is a line of a history.
 type entry struct {
 	Run    string
 	Client string `json:",omitempty"`
+	Fault  string `json:",omitempty"` // the name of a fault that was injected and healed
+	Span   *span  `json:",omitempty"`
 	report
 }
 
 // take records a report of a client, or of the harness. Each line of the history is one write, so
 // lines of two runs do not mix.
-func (r *record) take(client string, e report) {
+func (r *record) take(e entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if e.What == touch && e.T == 0 {
-		e.T = clock.Now()
-	}
+	r.takeLocked(e)
+}
+
+func (r *record) takeLocked(e entry) {
+	e.Run = r.run
 	if r.out != nil {
-		_ = json.NewEncoder(r.out).Encode(entry{r.run, client, e})
+		_ = json.NewEncoder(r.out).Encode(e)
 	}
-
-	if r.heard[client] == nil {
-		r.heard[client] = map[string]time.Time{}
-	}
-	r.heard[client][e.What] = time.Now()
-
-	id := turnID{client, e.ID}
-	t := r.open[id]
-	switch {
-	case e.What == lossy:
-		r.losses = append(r.losses, [2]int64{e.T, e.End})
-	case e.What == thinned:
-		r.thinned = append(r.thinned, [2]int64{e.T, e.End})
-	case e.What == closed:
-		r.left[client] = e.Left
-	case e.What == used && client == spared:
-		r.uses = append(r.uses, e.Use)
-	case e.What == died:
-		r.dieLocked(client, e.T)
-	case e.What == asks:
-		r.open[id] = &lockCall{client: client, key: e.Key, asked: e.T, fenced: e.Fenced}
+	switch t := e.Turn; {
 	case t != nil:
-		r.noteLocked(t, e)
+		t.client = e.Client
+		r.noteLocked(turnID{e.Client, t.ID}, t)
+	case e.Span != nil:
+		r.faults = append(r.faults, *e.Span)
+	case e.Closed:
+		r.left[e.Client] = e.Left
 	}
+}
 
-	if e.What == refuse || e.What == freed {
+// noteLocked notes the present state of a turn.
+func (r *record) noteLocked(id turnID, t *turn) {
+	r.open[id] = t
+	if t.Refused || t.End != 0 {
 		delete(r.open, id)
 	}
-}
-
-// noteLocked notes in a turn what a report says about the turn's Lock or lease.
-func (r *record) noteLocked(t *lockCall, e report) {
-	switch e.What {
-	case got:
-		t.got = e.T
-		t.fence = e.Fence
-		t.plan = e.Plan
-		r.turns = append(r.turns, t)
-	case touch:
-		r.touchLocked(t, e.T)
-	case ended:
-		t.end = e.End
-	case freed:
-		t.freed = e.T
-	}
-
-	if e.Lost && t.lost == 0 {
-		t.lost = e.T
-	}
-	if e.Expires != 0 {
-		t.expires = e.Expires
+	if t.Got != 0 && !t.Refused {
+		r.turns[id] = t
+		r.granted[t.client] = max(r.granted[t.client], t.Got)
+		r.granted[names[t.Key]] = max(r.granted[names[t.Key]], t.Got)
 	}
 }
 
-// touchLocked uses the resource, which refuses a use with an old fence.
-func (r *record) touchLocked(t *lockCall, at int64) {
-	if t.fenced && t.fence < r.highest[t.key] {
-		t.mistaken = at
-		r.refused++
-		return
-	}
-	r.highest[t.key] = max(r.highest[t.key], t.fence)
-}
-
-// dieLocked ends the turns of a process that was killed.
-func (r *record) dieLocked(client string, at int64) {
-	for id, t := range r.open {
-		if id.client != client {
+// die ends the turns of a process that was killed.
+func (r *record) die(client string, at int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.open {
+		if t.client != client {
 			continue
 		}
-		if t.holding() {
-			t.end = min(at, t.expires)
-		}
-		t.killed = true
-		delete(r.open, id)
+		ended := *t
+		ended.Refused = t.Got == 0
+		ended.End = min(at, t.Expires)
+		r.takeLocked(entry{Client: client, report: report{Turn: &ended}})
 	}
 }
 
-// seen returns the holders that plan to go on, in the order from the latest plan to the earliest,
-// and the waiters, in the order from the longest wait to the shortest.
-func (r *record) seen() (holders, waiters []lockCall) {
+// holder returns the process that holds a contended key and plans to go on for the longest time, or
+// "" if there is none. The plan must end after the time least.
+func (r *record) holder(least int64) (client string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := clock.Now()
 	for _, t := range r.open {
-		switch {
-		case t.holding() && t.plan > now:
-			holders = append(holders, *t)
-		case t.waiting():
-			waiters = append(waiters, *t)
+		if t.Key < keys && t.Plan > least {
+			least = t.Plan
+			client = t.client
 		}
 	}
 
-	slices.SortFunc(holders, func(a, b lockCall) int { return cmp.Compare(b.plan, a.plan) })
-	slices.SortFunc(waiters, func(a, b lockCall) int { return cmp.Compare(a.asked, b.asked) })
-	return holders, waiters
+	return client
 }
 
 // over reports whether a client has closed its Client.
@@ -217,27 +144,17 @@ func (r *record) over(client string) bool {
 	return ok
 }
 
-// after returns the time at which a key was first granted to a client after the time since, or 0.
-// A negative key means any key, and an empty name means any client.
-func (r *record) after(key int, client string, since int64) (first int64) {
+// after returns the time at which a client, or a key, was last granted, or 0 if that was not after
+// the time since.
+func (r *record) after(name string, since int64) (at int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, t := range slices.Backward(r.turns) {
-		// a process that was stopped reports its grants late
-		if t.got < since-int64(10*time.Second) {
-			break
-		}
-		other := key >= 0 && t.key != key || client != "" && t.client != client
-		if !other && t.got > since && (first == 0 || t.got < first) {
-			first = t.got
-		}
+	if at = r.granted[name]; at <= since {
+		return 0
 	}
 
-	return first
+	return at
 }
-
-// losingRun ends the name of a run with faults that take locks away.
-const losingRun = ", losing"
 
 // replay checks a history again. It omits the promises about progress and leftovers.
 func replay(history io.Reader, out io.Writer) (sound bool, err error) {
@@ -248,16 +165,16 @@ func replay(history io.Reader, out io.Writer) (sound bool, err error) {
 			return false, err
 		}
 		if runs[e.Run] == nil {
-			runs[e.Run] = newRecord(e.Run, strings.HasSuffix(e.Run, losingRun), nil)
+			runs[e.Run] = newRecord(e.Run, nil)
 		}
-		runs[e.Run].take(e.Client, e.report)
+		runs[e.Run].take(e)
 	}
 
 	sound = len(runs) > 0
 	for name, r := range runs {
 		f := r.check()
 		fmt.Fprintf(out, "%s: %d holds, %d times two callers at once, broken promises: %d\n%v\n",
-			name, f.Holds, f.Overlaps, len(f.wrong), f.wrong)
+			name, f.holds, f.overlaps, len(f.wrong), f.wrong)
 		sound = sound && len(f.wrong) == 0
 	}
 

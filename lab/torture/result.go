@@ -8,101 +8,60 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 )
-
-// before returns the name of the last fault that was injected before a moment.
-func (r *run) before(at int64) (name string) {
-	var last int64
-	for _, f := range r.faults {
-		for _, when := range f.at {
-			if when <= at && when > last {
-				last = when
-				name = f.name
-			}
-		}
-	}
-
-	return name
-}
 
 // verdict prints the result of a run.
 func (r *run) verdict(out io.Writer) {
 	f := r.found
-	verdict := "kept"
-	switch {
-	case len(r.wrong) > 0:
-		verdict = fmt.Sprintf("broken %d times", len(r.wrong))
-	case f.Overlaps > 0:
-		verdict = "kept by the fence only"
-	}
-
 	fmt.Fprintf(out, `
-## %s on %s: %s
+## %s on %s: %d promises broken
 
 %d faults, %d holds; %d leases ended before Lock returned. The resource refused %d uses with an old fence. %d times two callers held a key at once, after locks were taken away. Again:
-go run ./torture -strategy %s -seed %d -time %v -on %s -nodes %d -plant %q -faults %q
+go run ./torture -strategy %s -seed %d -time %v -on %s -nodes %d
 
 Each fault: how many, then the median and the longest time to recovery in ms.
-`, r.name(), r.store.what, verdict, r.count, f.Holds, f.Void, f.Refused, f.Overlaps,
-		r.strategy, r.seed, r.time, r.place, r.nodes, r.plant, r.only)
+`, r.strategy, r.store.what, len(r.wrong), r.count, f.holds, f.void, f.refused, f.overlaps,
+		r.strategy, r.seed, r.time, r.place, r.nodes)
 	for _, fault := range r.faults {
 		if all := slices.Sorted(slices.Values(fault.recovery)); len(all) > 0 {
 			last := len(all) - 1
-			fmt.Fprintf(out, "- %s: %d×: %d / %d\n", fault.name, len(fault.at),
+			fmt.Fprintf(out, "- %s: %d×: %d / %d\n", fault.name, len(all),
 				all[last/2].Milliseconds(), all[last].Milliseconds())
 		}
 	}
 
-	for i, v := range r.wrong {
-		if i == 20 {
-			fmt.Fprintf(out, "- and %d more\n", len(r.wrong)-i)
-			break
-		}
-		fmt.Fprintf(out, "%v, after %q\n", v, r.before(v.at))
+	for _, v := range r.wrong[:min(len(r.wrong), 20)] {
+		fmt.Fprintln(out, v)
 	}
 }
 
-// writeResults writes a page with a row for each strategy.
-func (o options) writeResults(file string, strategies []string, runs map[string]*run) error {
+// writeResults writes a page with a row for each run.
+func (o options) writeResults(file string, runs []*run) error {
 	commit, err := exec.Command("git", "log", "-1", "--format=%h of %cs").Output()
 	if err != nil {
 		return err
 	}
-	page := fmt.Sprintf(`# Torture
+	page := fmt.Appendf(nil, `# Torture
 
 Commit %s, seed %d, %s, %d CPUs, %v for each strategy.
 
-Each strategy runs with faults that keep its data. Then it runs for a third of the time with faults
-that take locks away, which files do not have. [guarantees.md](../guarantees.md#how-a-run-works)
-describes a run. *Late writes* are uses of the resource by a caller whose key already had a later
-holder. Without a fence each of them is a lost update. With the fence the resource refused them all.
+[guarantees.md](../guarantees.md#how-a-run-works) describes a run. *Two at once* counts how often
+two callers held a key at the same time, because a fault had taken a lock away; files have no such
+faults. *Late writes* are uses of the resource by a caller whose key already had a later holder.
+Without a fence each of them is a lost update. With the fence the resource refused them all.
 
-| strategy | faults | holds | slowest recovery | late writes | broken promises | faults that take locks away | holds | two at once | late writes | broken promises |
-|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+| strategy | faults | holds | slowest recovery | two at once | late writes | broken promises |
+|---|--:|--:|--:|--:|--:|--:|
 `, bytes.TrimSpace(commit), o.seed, runtime.Version(), runtime.NumCPU(), o.time)
-	for _, name := range strategies {
-		page += "| " + name
-		for _, r := range []*run{runs[name], runs[name+losingRun]} {
-			if r == nil {
-				page += strings.Repeat(" | –", 5)
-				continue
-			}
-			page += fmt.Sprintf(" | %d | %d", r.count, r.found.Holds)
-			if r.losing {
-				page += fmt.Sprintf(" | %d", r.found.Overlaps)
-			} else {
-				var slowest time.Duration
-				for _, f := range r.faults {
-					slowest = max(slowest, slices.Max(append(f.recovery, 0)))
-				}
-				page += fmt.Sprintf(" | %.1f s", slowest.Seconds())
-			}
-			page += fmt.Sprintf(" | %d | %d", r.found.Refused, len(r.wrong))
+	for _, r := range runs {
+		var slowest time.Duration
+		for _, f := range r.faults {
+			slowest = max(slowest, slices.Max(append(f.recovery, 0)))
 		}
-		page += " |\n"
+		page = fmt.Appendf(page, "| %s | %d | %d | %.1f s | %d | %d | %d |\n", r.strategy, r.count,
+			r.found.holds, slowest.Seconds(), r.found.overlaps, r.found.refused, len(r.wrong))
 	}
 
-	return os.WriteFile(file, []byte(page), 0o644)
+	return os.WriteFile(file, page, 0o644)
 }

@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -19,20 +19,15 @@ import (
 
 type options struct {
 	strategy string
-	place    string         // the store of a strategy on one Redis
-	nodes    int            // servers of redlock
-	losing   bool           // use the faults that take locks away
-	only     *regexp.Regexp // matches the names of the faults to inject
+	place    string // the store of a strategy on one Redis
+	nodes    int    // servers of redlock
+	only     string // a part of the names of the faults to inject
 	seed     uint64
 	time     time.Duration // the -time flag
 	plant    string        // a bug, or empty
-	term     time.Duration
 	patience time.Duration // the longest wait for a grant
 	history  io.Writer     // receives all reports of clients; may be nil
 }
-
-// name returns the strategy, followed by losingRun if the faults take locks away.
-func (o options) name() string { return o.strategy + strings.Repeat(losingRun, one(o.losing)) }
 
 const (
 	seats   = 4   // client processes
@@ -46,6 +41,7 @@ var names = func() (all []string) {
 	for k := range keys + cold {
 		all = append(all, fmt.Sprintf("torture-%03d", k))
 	}
+
 	return all
 }()
 
@@ -58,6 +54,7 @@ type run struct {
 	options
 	*redistest.Lab // ends the servers and the processes
 
+	term   time.Duration // of all leases
 	store  *store
 	rec    *record
 	seats  []*seat
@@ -65,32 +62,28 @@ type run struct {
 	wrong  []violation
 	found  *found // what the check found in the history
 
-	rand  *rand.Rand
-	count int           // the number of injected faults
-	lasts time.Duration // length of the current fault
-	at    int64         // when the current fault was injected
+	rand   *rand.Rand
+	count  int   // the number of injected faults
+	victim *seat // of the current fault; nil if it has none
 }
 
 var errStill = errors.New("the run stood still")
 
 // fail notes a violation that is not in the history.
-func (r *run) fail(promise string, at int64, format string, args ...any) {
-	r.wrong = append(r.wrong, violation{promise, at, fmt.Sprintf(format, args...)})
+func (r *run) fail(promise, format string, args ...any) {
+	r.wrong = append(r.wrong, violation{promise, fmt.Sprintf(format, args...)})
 }
 
-// do carries out a run and prints its verdict. It returns nil if there is no fault to inject. It
-// returns an error only if the harness failed.
-func (o options) do(ctx context.Context, out io.Writer) (r *run, err error) {
-	r = &run{options: o, Lab: &redistest.Lab{}, rec: newRecord(o.name(), o.losing, o.history)}
+// do carries out a run and prints its verdict. It returns an error only if the harness failed.
+func (o options) do(ctx context.Context, out io.Writer) (*run, error) {
+	r := &run{options: o, Lab: &redistest.Lab{}, rec: newRecord(o.strategy, o.history)}
+	r.term = cmp.Or(terms[o.strategy], shortTerm)
 	defer r.Close()
-	err = r.Do(func() error {
+	return r, r.Do(func() error {
 		r.store = o.openStore(r.Lab)
-		r.store.faults(&r.faults, o.losing)
+		r.store.faults(&r.faults)
 		r.faults = slices.DeleteFunc(r.faults,
-			func(f *fault) bool { return !o.only.MatchString(f.name) })
-		if len(r.faults) == 0 {
-			return nil
-		}
+			func(f *fault) bool { return !strings.Contains(f.name, o.only) })
 		err := r.Do(func() error { r.torture(ctx); return nil })
 		if !errors.Is(err, errStill) {
 			r.Check(err)
@@ -100,16 +93,11 @@ func (o options) do(ctx context.Context, out io.Writer) (r *run, err error) {
 		r.verdict(out)
 		return nil
 	})
-
-	if len(r.faults) == 0 {
-		return nil, err
-	}
-	return r, err
 }
 
 // torture injects faults until the time of the run has passed, or until ctx ends. Each strike has
-// its own generator of random numbers. So if a strike finds no victim, the rest of the plan does not
-// change.
+// its own generator of random numbers. So if a strike finds no victim, the rest of the plan does
+// not change.
 func (r *run) torture(ctx context.Context) {
 	for i := range seats {
 		s := &seat{run: r, n: i}
@@ -120,13 +108,9 @@ func (r *run) torture(ctx context.Context) {
 
 	r.everyone(ctx)
 
-	lasts := r.time
-	if r.losing {
-		lasts /= 3
-	}
 	plan := rand.New(rand.NewPCG(r.seed, 0))
 	strikes := uint64(0)
-	for end := time.Now().Add(lasts); time.Now().Before(end); {
+	for end := time.Now().Add(r.time); time.Now().Before(end); {
 		for _, i := range plan.Perm(len(r.faults)) {
 			strikes++
 			r.rand = rand.New(rand.NewPCG(r.seed, strikes))
@@ -144,73 +128,60 @@ func (r *run) torture(ctx context.Context) {
 func (r *run) everyone(ctx context.Context) {
 	now := clock.Now()
 	for _, s := range r.seats {
-		r.await(ctx, -1, s.String(), now)
+		r.await(ctx, s.String(), now)
 	}
 }
 
 // strike injects a fault, heals it, and waits until each contended key is granted again. If the
-// fault had a victim whose process lives, this client must get one as well.
+// fault had a victim, its client must get one as well.
 func (r *run) strike(ctx context.Context, f *fault) {
-	r.lasts = r.span(f.least, f.most)
+	lasts := r.terms(f.least + r.rand.Float64()*(f.most-f.least))
 	time.Sleep(time.Duration(20+r.rand.IntN(130)) * time.Millisecond)
-	r.at = clock.Now()
-	in := f.inject(r)
-	if in == nil {
+	began := clock.Now()
+	r.victim = nil
+	heal := f.inject(r)
+	if heal == nil {
 		return
 	}
-	f.at = append(f.at, r.at)
 	r.count++
-	time.Sleep(r.lasts)
-	if in.heal != nil {
-		in.heal()
-	}
+	time.Sleep(lasts)
+	heal()
 
 	healed := clock.Now()
-	if r.losing {
-		r.rec.take("", report{What: lossy, T: r.at, End: healed})
+	r.rec.take(entry{Fault: f.name, Span: &span{began, healed, f.takes}})
+	awaited := names[:keys]
+	if r.victim != nil {
+		awaited = append(slices.Clip(awaited), r.victim.String())
 	}
-	if f.thins {
-		r.rec.take("", report{What: thinned, T: r.at, End: healed})
+	last := healed
+	for _, name := range awaited {
+		last = max(last, r.await(ctx, name, healed))
 	}
-	since := healed
-	if in.from {
-		since = r.at
-	}
-	last := since
-	if in.client != "" {
-		last = r.await(ctx, -1, in.client, since)
-	}
-	for k := range keys {
-		last = max(last, r.await(ctx, k, "", since))
-	}
-	f.recovery = append(f.recovery, time.Duration(last-since))
+	f.recovery = append(f.recovery, time.Duration(last-healed))
 }
 
-func (r *run) span(least, most float64) time.Duration {
-	return time.Duration((least + r.rand.Float64()*(most-least)) * float64(r.term))
-}
+func (r *run) terms(n float64) time.Duration { return time.Duration(n * float64(r.term)) }
 
-// await waits until a key is granted to a client after the time since, and returns the time of the
-// grant. If key is negative or client is empty, it may be any.
-func (r *run) await(ctx context.Context, key int, client string, since int64) (at int64) {
+// await waits until a client gets a key, or a key is granted, after the time since. It returns the
+// time of that grant.
+func (r *run) await(ctx context.Context, name string, since int64) (at int64) {
 	granted := repeatUntil(r.patience, 2*time.Millisecond, func() bool {
 		r.Check(ctx.Err())
-		at = r.rec.after(key, client, since)
+		at = r.rec.after(name, since)
 		return at != 0
 	})
 
 	if !granted {
-		r.still("no grant of key %d (-1: any) to %q for %v", key, client, r.patience)
+		r.still("no grant of or to %s for %v", name, r.patience)
 	}
+
 	return at
 }
 
 // still ends the run because there is no progress. The clients print the stacks of their goroutines
 // and end, so that the output shows what they wait for.
 func (r *run) still(format string, args ...any) {
-	holders, waiters := r.rec.seen()
-	args = append(args, len(holders), len(waiters), r.rec.ages())
-	r.fail("stood still", clock.Now(), format+"; %d hold a key, %d wait; reports: %s", args...)
+	r.fail("stood still", format, args...)
 	for _, s := range r.seats {
 		_ = s.Signal(syscall.SIGQUIT) // it fails if the process has ended
 		select {
@@ -225,7 +196,7 @@ func (r *run) still(format string, args ...any) {
 // and in the store. The records of killed processes stay in the store until they expire.
 func (r *run) drain(ctx context.Context) {
 	for _, s := range r.seats {
-		_ = s.Send(order{Op: "drain"})
+		_ = s.Send(order{})
 	}
 	for _, s := range r.seats {
 		over := repeatUntil(2*r.patience, 5*time.Millisecond,
@@ -235,16 +206,11 @@ func (r *run) drain(ctx context.Context) {
 		}
 	}
 
-	// A server keeps a connection that has died in silence, and what was subscribed on it, for minutes.
+	// A server keeps a connection that has died in silence, and what was subscribed on it, for
+	// minutes.
 	for _, links := range r.store.links {
 		for _, link := range links {
 			link.Cut()
-		}
-	}
-
-	for client, text := range r.rec.left {
-		if text != "" {
-			r.fail("leftovers", clock.Now(), "%s: %s", client, text)
 		}
 	}
 
@@ -254,8 +220,13 @@ func (r *run) drain(ctx context.Context) {
 		return len(left) == 0
 	})
 
+	for client, text := range r.rec.left {
+		if text != "" {
+			left = append(left, client+": "+text)
+		}
+	}
 	for _, text := range left {
-		r.fail("leftovers", clock.Now(), "%s", text)
+		r.fail("leftovers", "%s", text)
 	}
 }
 
@@ -267,6 +238,7 @@ func repeatUntil(limit, pause time.Duration, done func() bool) bool {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -285,8 +257,7 @@ const spared = "client 0.1"
 
 func (s *seat) String() string { return fmt.Sprintf("client %d.%d", s.n, s.gen) }
 
-// fill starts a process. Its reports are recorded until it has ended, and each use of the resource
-// is answered.
+// fill starts a process. Its reports are recorded until it has ended.
 func (s *seat) fill() {
 	r := s.run
 	child, err := crew.Start("client")
@@ -304,21 +275,16 @@ func (s *seat) fill() {
 			if child.Receive(&e) != nil {
 				return
 			}
-			r.rec.take(name, e)
-			if e.What == touch {
-				_ = child.Send(order{Op: "touched"}) // fails if the process was killed
-			}
+			r.rec.take(entry{Client: name, report: e})
 		}
 	}()
 
-	o := order{Op: "start", URL: r.store.urls[s.n], Owner: name, Term: r.term, Bare: 0.3,
-		Plant: r.plant,
-		Seed:  r.seed + uint64(s.n)<<32 + uint64(s.gen)}
-	if r.losing {
-		o.Bare = 0 // when the store loses locks, only the fence protects the resource
-	}
+	// The Timeouts of the clients differ, because redlock once relied on that of the caller.
+	o := order{URL: r.store.urls[s.n], Owner: name, Term: r.term, Plant: r.plant,
+		Timeout: r.term / time.Duration(1+(s.n+s.gen)%4),
+		Seed:    r.seed + uint64(s.n)<<32 + uint64(s.gen)}
 	if s.n%2 == 1 && newDrivers[r.strategy] != nil && r.place == onServer {
-		o.Passed = r.store.ways[s.n]
+		o.Passed = r.store.links[s.n][0].Addr()
 	}
 	_ = child.Send(o)
 }
@@ -328,5 +294,5 @@ func (s *seat) kill() {
 	at := clock.Now()
 	_ = s.Kill()
 	<-s.done
-	s.run.rec.take(s.String(), report{What: died, T: at})
+	s.run.rec.die(s.String(), at)
 }

@@ -17,17 +17,15 @@ import (
 
 // store contains the servers that store the locks, and the clients' links to these servers.
 type store struct {
-	*redistest.Lab            // ends the servers
-	what           string     // a description
-	urls           []string   // the URL for the client of each seat
-	ways           [][]string // for each seat, the addresses in its URL
-	addrs          []string   // the addresses of the servers
+	*redistest.Lab          // ends the servers
+	what           string   // a description
+	urls           []string // the URL for the client of each seat
+	addrs          []string // the addresses of the servers
 	// for each seat, the links of its client to the servers; nil without links
 	links [][]*faultproxy.Proxy
 
-	left func(context.Context) []string // lists what clients have not removed
-	// adds the faults that take locks away if losing is true, and otherwise the other faults
-	faults func(all *catalog, losing bool)
+	left   func(context.Context) []string // lists what clients have not removed
+	faults func(all *catalog)             // adds the faults
 
 	// For Redis:
 	servers  []*redistest.Server
@@ -36,10 +34,7 @@ type store struct {
 	cluster  *redistest.Cluster  // or nil
 }
 
-// leastNodes is how many servers redlock has by default.
-const leastNodes = 3
-
-const redlock, filelock = "redlock", "filelock"
+const redlock = "redlock"
 
 // A strategy on one Redis stores its locks in one of these places.
 const (
@@ -47,6 +42,9 @@ const (
 	onSentinel = "sentinel"
 	onCluster  = "cluster"
 )
+
+// shortTerm is the term of all leases. It is short, so that a run has many holds.
+const shortTerm = 300 * time.Millisecond
 
 // terms contains the terms of strategies that need longer terms than the other strategies.
 var terms = map[string]time.Duration{
@@ -62,7 +60,7 @@ func (o *options) openStore(l *redistest.Lab) *store {
 		s.openPostgres()
 	case o.strategy == "etcdlock":
 		s.openEtcd()
-	case o.strategy == filelock:
+	case o.strategy == "filelock":
 		s.openFiles()
 	case o.strategy == redlock:
 		s.openServers(redlock, o.nodes)
@@ -83,30 +81,20 @@ func (s *store) openFiles() {
 	s.urls = slices.Repeat([]string{"filelock://" + dir}, seats)
 	// a killed holder's file stays until a caller locks the key
 	s.left = func(context.Context) []string { return nil }
-	s.faults = func(all *catalog, losing bool) {
-		if !losing {
-			all.processes()
-		}
-	}
+	s.faults = (*catalog).processes
 }
 
 func (s *store) openServers(strategy string, n int) {
-	s.what = "one Redis"
-	if n > 1 {
-		s.what = fmt.Sprint(n, " Redis servers")
-	}
+	s.what = fmt.Sprint(n, " Redis")
 	for range n {
 		s.add(redistest.Start(s.Lab, &redistest.Options{Own: true, Real: true, Keep: true}))
 	}
 	s.left = s.keysLeft
-	s.faults = func(all *catalog, losing bool) { all.servers(n, losing) }
+	s.faults = func(all *catalog) { all.redis(n) }
 	s.openWays(func(addrs []string) string {
 		url := strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
 		if strategy == redlock {
-			url += "?max_ttl=2s"
-			if n < leastNodes || n%2 == 0 {
-				url += "&allow_unsafe_nodes=true"
-			}
+			url += "?max_ttl=2s&allow_unsafe_nodes=true"
 		}
 		return url
 	})
@@ -146,17 +134,14 @@ func (s *store) openSet(strategy, place string) {
 		}
 		// Only the faults may promote a replica. The timeout is short, because masters vote again
 		// only after two timeouts.
-		for _, setting := range []string{"cluster-replica-no-failover yes",
-			"cluster-node-timeout 3000"} {
-			name, value, _ := strings.Cut(setting, " ")
-			s.Check(s.admin[i].ConfigSet(context.Background(), name, value).Err())
-		}
+		ctx := context.Background()
+		s.Check(s.admin[i].ConfigSet(ctx, "cluster-replica-no-failover", "yes").Err())
+		s.Check(s.admin[i].ConfigSet(ctx, "cluster-node-timeout", "3000").Err())
 	}
 
 	s.urls = slices.Repeat([]string{strategy + "+" + url}, seats)
-	s.ways = slices.Repeat([][]string{s.addrs}, seats)
 	s.left = s.keysLeft
-	s.faults = func(all *catalog, losing bool) { all.set(s, losing) }
+	s.faults = func(all *catalog) { all.set(s) }
 }
 
 // openWays opens the links of the clients. Each client has its own proxy for each server. The
@@ -173,7 +158,6 @@ func (s *store) openWays(url func(addrs []string) string) {
 			way = append(way, p.Addr())
 		}
 		s.links = append(s.links, links)
-		s.ways = append(s.ways, way)
 		s.urls = append(s.urls, url(way))
 	}
 }
