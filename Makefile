@@ -80,7 +80,7 @@ compare:
 	@command -v redis-server >/dev/null || echo "no redis-server: hasp beside other libraries is left out"
 	! command -v redis-server >/dev/null || (cd lab/bench && go run . --quick --out results/quick)
 
-# The same in ten minutes, and four minutes of torture. It fills the tables and the picture of
+# The same in ten minutes, and four minutes of torture. It fills the tables of
 # README.md and docs/performance.md, and writes docs/results. So commit first, and let the machine
 # do nothing else.
 results:

@@ -88,7 +88,7 @@ func (w *window) figures(reports []report) figures {
 	var longest int64
 	starved := 0.0
 	for p, r := range reports {
-		sum := 0.0
+		all := 0.0
 		for _, visits := range r.Visits {
 			n := 0.0
 			for _, t := range visits {
@@ -105,31 +105,43 @@ func (w *window) figures(reports []report) figures {
 				}
 			}
 			shares = append(shares, n)
-			sum += n
+			all += n
 			if n == 0 {
 				starved++
 			}
 		}
-		ofProcesses = append(ofProcesses, sum)
+		ofProcesses = append(ofProcesses, all)
 	}
 
 	slices.SortFunc(holds, func(a, b hold) int { return cmp.Compare(a.Got, b.Got) })
 	f := w.pass(holds)
 	f["longest_wait_ms"] = float64(longest) / 1e6
 	f["starved"] = starved
-	f["jain_callers"], f["jain_processes"] = jain(shares), jain(ofProcesses)
+	f["jain_callers"] = jain(shares)
+	f["jain_processes"] = jain(ofProcesses)
+
+	equal := sum(shares) / float64(len(shares))
+	f["smallest_share"] = slices.Min(shares) / equal
+	f["largest_share"] = slices.Max(shares) / equal
 	return f
+}
+
+func sum(values []float64) (all float64) {
+	for _, v := range values {
+		all += v
+	}
+	return all
 }
 
 // jain returns Jain's index of fairness: 1 if all shares are equal, and 1/n if one of n callers has
 // everything.
 func jain(shares []float64) float64 {
-	var sum, squares float64
+	all := sum(shares)
+	squares := 0.0
 	for _, s := range shares {
-		sum += s
 		squares += s * s
 	}
-	return sum * sum / (float64(len(shares)) * squares)
+	return all * all / (float64(len(shares)) * squares)
 }
 
 // pass returns the figures that depend on the order of the holds.

@@ -41,6 +41,15 @@ func (p plan) held(nodes int) (all []section) {
 	return all
 }
 
+// apart returns the section in which each waiter has a process and holds the key for a while.
+func (p plan) apart() section {
+	i := slices.IndexFunc(p.settings[contended], func(s setting) bool {
+		c := s.(contest)
+		return c.alone && c.hold > 0
+	})
+	return section{contended, p.settings[contended][i].String()}
+}
+
 // distinct is a setting of the scenario without contention. In each round every contestant has
 // several short turns, because on a machine with few processors the figures depend on the processor
 // on which a server runs, and a server stays on one processor for a while.
@@ -61,7 +70,7 @@ type contest struct {
 	think              time.Duration // mean pause of a caller between two turns
 	// the number of nodes of the contestants that take part; 0 means any number
 	nodes int
-	// each waiter has a process; only contestants on etcd and PostgreSQL take part
+	// each waiter has a process
 	alone bool
 }
 
@@ -165,6 +174,7 @@ func planOf(quick bool) plan {
 			contended: {
 				contest{waiters: 8, processes: 4, length: 60 * ms},
 				contest{waiters: 2, processes: 2, length: 60 * ms},
+				contest{waiters: 4, processes: 4, hold: ms, length: 60 * ms, alone: true},
 			},
 			fair: {
 				contest{waiters: 8, processes: 2, hold: ms, length: 100 * ms, trip: ms, think: ms,

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	_ "github.com/hasplock/hasp/pglock"
 )
@@ -16,42 +16,35 @@ func openPglock(ctx context.Context, s stores, term time.Duration) (locker, erro
 	return openURL(ctx, "pglock+"+s.Postgres, term)
 }
 
-// session is a session of PostgreSQL's own advisory locks. Each caller needs one of its own.
-type session struct {
-	url  string
-	conn *pgx.Conn // nil before the first lock, and closed after a lock whose context has ended
+// advisory takes PostgreSQL's own advisory locks, each on a session of its own.
+type advisory struct{ pool *pgxpool.Pool }
+
+func openAdvisory(ctx context.Context, s stores, _ time.Duration) (locker, error) {
+	pool, err := pgxpool.New(ctx, s.Postgres+"&pool_max_conns=64")
+	return advisory{pool}, err
 }
 
-func openAdvisory(_ context.Context, s stores, _ time.Duration) (locker, error) {
-	return &session{url: s.Postgres}, nil
-}
-
-func (s *session) caller(context.Context) (locker, error) { return &session{url: s.url}, nil }
-
-func (s *session) lock(ctx context.Context, key string) (held, error) {
-	if s.conn == nil || s.conn.IsClosed() {
-		conn, err := pgx.Connect(ctx, s.url)
-		if err != nil {
-			return nil, err
-		}
-		s.conn = conn
+func (a advisory) lock(ctx context.Context, key string) (held, error) {
+	conn, err := a.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
 	}
-	_, err := s.conn.Exec(ctx, "SELECT pg_advisory_lock(hashtext($1))", key)
-	return advisoryHold{s.conn, key}, err
+	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock(hashtext($1))", key); err != nil {
+		conn.Release()
+		return nil, err
+	}
+	return advisoryHold{conn, key}, nil
 }
 
-func (s *session) close() {
-	if s.conn != nil {
-		s.conn.Close(context.Background())
-	}
-}
+func (a advisory) close() { a.pool.Close() }
 
 type advisoryHold struct {
-	conn *pgx.Conn
+	conn *pgxpool.Conn
 	key  string
 }
 
 func (h advisoryHold) Unlock(ctx context.Context) error {
+	defer h.conn.Release()
 	_, err := h.conn.Exec(ctx, "SELECT pg_advisory_unlock(hashtext($1))", h.key)
 	return err
 }

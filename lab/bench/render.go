@@ -15,11 +15,10 @@ import (
 // pages are files with generated parts. A part is between <!-- bench: NAME --> and <!-- /bench -->.
 var pages = []string{"README.md", "docs/performance.md"}
 
-// fillPages puts the figures of a run into the generated parts of pages, and into the picture. It
-// fails if a table has no figures. If write is false, fillPages only makes this check, and changes no
-// file.
+// fillPages puts the figures of a run into the generated parts of pages. It fails if a table has no
+// figures. If write is false, fillPages only makes this check, and changes no file.
 func (r *results) fillPages(root string, write bool) error {
-	files := map[string][]byte{"docs/fast.svg": r.picture()}
+	files := map[string][]byte{}
 	for _, page := range pages {
 		old, err := os.ReadFile(filepath.Join(root, page))
 		if err != nil {
@@ -46,7 +45,7 @@ func (r *results) fillPages(root string, write bool) error {
 func (r *results) parts() map[string]string {
 	p := planOf(r.Quick)
 	return map[string]string{
-		"ratios":       r.ratios(p),
+		"front":        r.front(p),
 		"free":         r.free(p, 1),
 		"free-five":    r.free(p, 5),
 		"contended":    r.crowded(p.sections(contended)[0]),
@@ -145,12 +144,6 @@ func (r *results) of(title, metric string, in section) column {
 	}}
 }
 
-// ratio returns a column that shows a metric in the given section, divided by the same metric of a
-// bare contestant.
-func (r *results) ratio(title, metric string, in section) column {
-	return column{title, func(x row) string { return times(r.ofBare(in, x.contestant, metric)) }}
-}
-
 // both returns a column that shows a metric in the given section, and the ratio to the same metric
 // of a bare contestant.
 func (r *results) both(title, metric string, in section) column {
@@ -229,34 +222,29 @@ func (r *results) rows(s section, nodes int) (rows []row) {
 	return rows
 }
 
-// shown are the contestants on one node that the front page shows.
-var shown = []string{"hasp-spinlock", "hasp-pubsublock", "hasp-fairlock", "redislock", "redsync",
-	"rueidislock", "etcd"}
+// shown are the contestants that the front page shows.
+var shown = []string{"hasp-spinlock", "rueidislock", "hasp-etcdlock", "etcd", "hasp-pglock",
+	"postgres-advisory"}
 
-// ratios returns the table of the front page.
-func (r *results) ratios(p plan) string {
-	free := p.sections(contended)[0]
-	held := p.held(1)[0]
+// front returns the table of the front page.
+func (r *results) front(p plan) string {
+	busy := p.apart()
 	var rows []row
 	for _, name := range shown {
-		rows = append(rows, row{name, free, name})
+		rows = append(rows, row{name, busy, name})
 	}
-	for _, name := range []string{"hasp-redlock", "redsync-5"} {
-		rows = append(rows, row{name + ", five nodes", free, name})
-	}
-	settings := p.sections(uncontended)
-	many := settings[len(settings)-1]
+	shares := column{"smallest and largest share", func(x row) string {
+		cell := x.cell(x.contestant)
+		return times(r.median(cell, "smallest_share")) + " to " +
+			times(r.median(cell, "largest_share"))
+	}}
+
 	return r.table(rows,
-		r.ratio("a free key, "+r.goroutines(callers(1)), "pairs_per_s", callers(1)),
-		r.ratio(r.goroutines(callers(64)), "pairs_per_s", callers(64)),
-		r.ratio(r.goroutines(many), "pairs_per_s", many),
-		r.ratio("one key, hold 0: acquisitions", "acquisitions_per_s", free),
-		r.of("commands each", "commands_per_lock", free),
-		r.of("longest wait, ms", "longest_wait_ms", free),
-		r.ratio("hold 1 ms: acquisitions", "acquisitions_per_s", held),
-		r.of("commands each", "commands_per_lock", held),
-		r.of("longest wait, ms", "longest_wait_ms", held),
-		r.of("Jain's index", "jain_callers", held),
+		r.of("a free key, "+r.goroutines(callers(1))+": pairs/s", "pairs_per_s", callers(1)),
+		r.of(r.goroutines(callers(64)), "pairs_per_s", callers(64)),
+		r.plain("one key, held for 1 ms each: acquisitions/s", "acquisitions_per_s"),
+		r.plain("longest wait ms", "longest_wait_ms"),
+		shares,
 	)
 }
 
