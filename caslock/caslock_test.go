@@ -90,37 +90,51 @@ func (s racing) Put(
 	return careless(s).Put(ctx, key, value, version)
 }
 
-// crude deletes a name whatever its version, or not at all.
+// crude is a store whose Delete is of no use.
 type crude struct {
 	*memkv.Store
-	deletes bool
-	calls   atomic.Int64
+	fault   string
+	calls   int
+	deleted map[string]bool
 }
 
-func (s *crude) Delete(ctx context.Context, name, _ string) error {
-	s.calls.Add(1)
-	if !s.deletes {
+func (s *crude) Delete(ctx context.Context, name, version string) error {
+	s.calls++
+	s.deleted[name] = true
+	switch s.fault {
+	case "there is no Delete":
 		return errors.ErrUnsupported
+	case "it ignores the version":
+		version = await.Value(s.Get(ctx, name)).Version
 	}
-	e, err := s.Get(ctx, name)
-	return cmp.Or(err, s.Store.Delete(ctx, name, e.Version))
+	return s.Store.Delete(ctx, name, version)
 }
 
-// A store that cannot compare when it deletes is served, and only New deletes.
+func (s *crude) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
+	if at == "" && s.deleted[name] && s.fault == "no name can be created again" {
+		return "", caslock.ErrConflict
+	}
+	return s.Store.Put(ctx, name, value, at)
+}
+
+// Such a store is served, and only New deletes.
 func TestNoConditionalDelete(t *testing.T) {
-	for _, deletes := range []bool{false, true} {
+	faults := []string{
+		"there is no Delete", "it ignores the version", "no name can be created again",
+	}
+	for _, fault := range faults {
 		synctest.Test(t, func(t *testing.T) {
-			s := &crude{Store: memkv.New(), deletes: deletes}
-			d := open(t, s)
-			probes := s.calls.Load()
+			s := &crude{Store: memkv.New(), fault: fault, deleted: map[string]bool{}}
+			d := open(t, struct{ caslock.Store }{s})
+			probes := s.calls
 			for i := range 5000 {
 				c := backend.Claim{Key: fmt.Sprint(i), Token: "t", TTL: time.Minute, Timeout: time.Minute}
 				await.Value(d.Acquire(t.Context(), c))
 				await.Must(t, d.Release(t.Context(), c))
 				time.Sleep(time.Second)
 			}
-			if s.calls.Load() != probes || probes != 1 {
-				t.Errorf("%d deletes, %d of them by New", s.calls.Load(), probes)
+			if s.calls != probes {
+				t.Errorf("%s: %d deletes, %d of them by New", fault, s.calls, probes)
 			}
 		})
 	}
