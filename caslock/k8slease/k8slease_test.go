@@ -11,44 +11,36 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adaptertest"
 	"github.com/hasplock/hasp/caslock/internal/fakekube"
 	"github.com/hasplock/hasp/caslock/k8slease"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// open opens the strategy over the fake, which has no TLS.
-func open(ctx context.Context, addr string) (backend.Driver, error) {
-	c, err := hasp.ParseURL("kube+http://" + addr + "/default")
-	if err != nil {
-		return nil, err
-	}
-	return c.Driver(ctx)
-}
+// at returns a URL of the fake, which has no TLS.
+func at(addr string) string { return "kube+http://" + addr + "/default" }
 
 // The API server is a fake. Package election has the test with client-go.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	s := &fakekube.Server{}
-	conformance.Run(t, conformance.Harness{
-		Store: func(context.Context) (string, func(), error) {
-			err := s.Start(true)
-			return s.Addr, func() { s.Stop() }, err
-		},
-		Open:  open,
-		Link:  func(_ context.Context, addr string) (*conformance.Link, error) { return conformance.TCP(addr) },
-		Stop:  func(context.Context, string) error { return s.Stop() },
-		Start: func(_ context.Context, _ string, data bool) error { return s.Start(data) },
-		Kick: func(context.Context, string) error {
-			if err := s.Stop(); err != nil {
-				return err
-			}
-			return s.Start(true)
-		},
-	})
+	h := adaptertest.Harness(at)
+	h.Store = func(context.Context) (string, func(), error) {
+		err := s.Start(true)
+		return s.Addr, func() { s.Stop() }, err
+	}
+	h.Stop = func(context.Context, string) error { return s.Stop() }
+	h.Start = func(_ context.Context, _ string, data bool) error { return s.Start(data) }
+	h.Kick = func(context.Context, string) error {
+		if err := s.Stop(); err != nil {
+			return err
+		}
+		return s.Start(true)
+	}
+	conformance.Run(t, h)
 }
 
 // A holder that was suspended until client-go had taken the Lease leaves the leader its Lease.
@@ -56,7 +48,7 @@ func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
 	s, ctx := &fakekube.Server{}, t.Context()
 	await.Must(t, s.Start(true))
 	defer s.Stop()
-	d := await.Value(open(ctx, s.Addr))
+	d := await.Value(adaptertest.Driver(ctx, at(s.Addr)))
 	c := backend.Claim{Key: "controller", Token: "token", TTL: time.Minute, Timeout: time.Minute}
 	await.Value(d.Acquire(ctx, c))
 	url := "http://" + s.Addr + "/apis/coordination.k8s.io/v1/namespaces/default/leases/controller"
@@ -97,7 +89,7 @@ func TestVersionsBeginAgain(t *testing.T) {
 	s, ctx := &fakekube.Server{}, t.Context()
 	await.Must(t, s.Start(true))
 	defer func() { s.Stop() }()
-	d := await.Value(open(ctx, s.Addr))
+	d := await.Value(adaptertest.Driver(ctx, at(s.Addr)))
 	store := k8slease.New(http.DefaultClient, "http://"+s.Addr, "default")
 	for i := range 5 { // so that the new server needs more writes to get as far
 		await.Value(store.Put(ctx, fmt.Sprint("before-", i), nil, ""))
@@ -108,7 +100,7 @@ func TestVersionsBeginAgain(t *testing.T) {
 
 	await.Must(t, s.Stop())
 	await.Must(t, s.Start(false))
-	other := await.Value(open(ctx, s.Addr))
+	other := await.Value(adaptertest.Driver(ctx, at(s.Addr)))
 	for i := range lost {
 		filler := fmt.Sprint("filler-", i)
 		await.Value(store.Put(ctx, filler, nil, ""))
