@@ -128,7 +128,7 @@ func TestNoConditionalDelete(t *testing.T) {
 			d := open(t, struct{ caslock.Store }{s})
 			probes := s.calls
 			for i := range 5000 {
-				c := backend.Claim{Key: fmt.Sprint(i), Token: "t", TTL: time.Minute, Timeout: time.Minute}
+				c := claim(fmt.Sprint(i), "t")
 				await.Value(d.Acquire(t.Context(), c))
 				await.Must(t, d.Release(t.Context(), c))
 				time.Sleep(time.Second)
@@ -174,7 +174,7 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 	mem := memkv.New()
 	mem.Put(t.Context(), "other", nil, "") // so that no version of the probe is 1
 	d := open(t, repeating{mem})
-	c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
+	c := claim("key", "token")
 	await.Value(d.Acquire(t.Context(), c))
 	if err := d.Release(t.Context(), c); err == nil || backend.Definite(err) || !strings.Contains(err.Error(), "version") {
 		t.Errorf("a version that repeats: %v, want an unknown outcome that names it", err)
@@ -200,6 +200,17 @@ func TestOutage(t *testing.T) {
 	if s, err := d.(backend.Inspector).Inspect(t.Context(), "key"); !errors.Is(err, memkv.ErrLost) {
 		t.Errorf("Inspect in an outage: %v, %v", s, err)
 	}
+}
+
+// claim returns a claim for a minute.
+func claim(key, token string) backend.Claim {
+	return backend.Claim{Key: key, Token: token, TTL: time.Minute, Timeout: time.Minute}
+}
+
+// renew renews the hold of c.
+func renew(ctx context.Context, d backend.Driver, c backend.Claim) (err error) {
+	d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+	return err
 }
 
 func open(t *testing.T, s caslock.Store) backend.Driver {
@@ -247,16 +258,14 @@ func TestForeignValue(t *testing.T) {
 	for _, value := range []string{"", "hello", `"text"`, "{}", `{"key":"b3RoZXI=","write":1}`} {
 		mem := memkv.New()
 		d, ctx := open(t, mem), t.Context()
-		c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
+		c := claim("key", "token")
 		await.Value(d.Acquire(ctx, c))
 		e, _ := mem.Get(ctx, "key")
 		await.Value(mem.Put(ctx, "key", []byte(value), e.Version))
 
-		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) {
-			if !errors.Is(err, backend.ErrLost) {
-				t.Errorf("%q: renewal of the hold that was there: %v", value, err)
-			}
-		})
+		if err := renew(ctx, d, c); !errors.Is(err, backend.ErrLost) {
+			t.Errorf("%q: renewal of the hold that was there: %v", value, err)
+		}
 		if err := d.Release(ctx, c); !errors.Is(err, backend.ErrLost) {
 			t.Errorf("%q: release of the hold that was there: %v", value, err)
 		}
@@ -280,10 +289,10 @@ func TestForeignValue(t *testing.T) {
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memkv.New()
-		c := backend.Claim{Key: "key", Token: "dead", TTL: time.Minute, Timeout: time.Minute}
+		c := claim("key", "dead")
 		await.Value(open(t, mem).Acquire(t.Context(), c))
 		for _, age := range []time.Duration{0, 59 * time.Second, 61 * time.Second} {
-			_, err := open(t, aged{mem, age}).Acquire(t.Context(), backend.Claim{Key: "key", Token: "next", TTL: time.Minute, Timeout: time.Minute})
+			_, err := open(t, aged{mem, age}).Acquire(t.Context(), claim("key", "next"))
 			if free := age > c.TTL; errors.Is(err, backend.ErrHeld) == free {
 				t.Errorf("age %v: %v", age, err)
 			}
@@ -295,7 +304,7 @@ func TestAge(t *testing.T) {
 func TestATakeOverBesideManyKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem, ctx := memkv.New(), t.Context()
-		c := backend.Claim{Key: "key", Token: "dead", TTL: time.Minute, Timeout: time.Minute}
+		c := claim("key", "dead")
 		await.Value(open(t, mem).Acquire(ctx, c))
 		d := open(t, mem)
 		c.Token = "next"

@@ -148,7 +148,7 @@ func TestNamesAreShort(t *testing.T) {
 		}
 		d := open(t, mem)
 		for _, key := range []string{strings.Repeat("a", n), strings.Repeat("/", n) + "b"} {
-			c := backend.Claim{Key: key, Token: "t", TTL: time.Minute, Timeout: time.Minute}
+			c := claim(key, "t")
 			await.Value(d.Acquire(t.Context(), c))
 		}
 		if es, _, _ := mem.Scan(t.Context(), "", 10); len(es) != 2 {

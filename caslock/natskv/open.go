@@ -78,7 +78,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 
 // driver connects to the servers, and returns a driver that owns the connection.
 func (s *settings) driver(ctx context.Context) (backend.Driver, error) {
-	nc, err := connect(ctx, strings.Join(s.servers, ","), s.options)
+	nc, err := nats.Connect(strings.Join(s.servers, ","), s.options...)
 	if err != nil {
 		return nil, err
 	}
@@ -86,9 +86,8 @@ func (s *settings) driver(ctx context.Context) (backend.Driver, error) {
 	d, err := s.over(ctx, nc)
 	if err != nil {
 		nc.Close()
-		return nil, err
 	}
-	return d, nil
+	return d, err
 }
 
 func (s *settings) over(ctx context.Context, nc *nats.Conn) (backend.Driver, error) {
@@ -101,29 +100,6 @@ func (s *settings) over(ctx context.Context, nc *nats.Conn) (backend.Driver, err
 		return nil, err
 	}
 	return caslock.NewDriver(ctx, owned{store, nc})
-}
-
-// connect returns when ctx ends, also while the library looks up the name of a host.
-func connect(ctx context.Context, servers string, o []nats.Option) (*nats.Conn, error) {
-	var nc *nats.Conn
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		nc, err = nats.Connect(servers, o...)
-	}()
-
-	select {
-	case <-done:
-		return nc, err
-	case <-ctx.Done():
-		go func() { // ends with the connection attempt
-			if <-done; nc != nil {
-				nc.Close()
-			}
-		}()
-		return nil, ctx.Err()
-	}
 }
 
 // timeoutPerHost returns how long a connection attempt may take. Hosts are tried one after another,
@@ -161,6 +137,7 @@ func parse(c hasp.Config) (*settings, error) {
 		nats.IgnoreAuthErrorAbort(),
 		nats.PingInterval(2 * time.Second),
 		nats.MaxPingsOutstanding(2),
+		nats.SkipHostLookup(), // so that the timeout of a host bounds the lookup of its name
 	}}
 
 	// A password may contain @, so the last @ ends the password.

@@ -1,7 +1,7 @@
 package natskv_test
 
 import (
-	"errors"
+	"io"
 	"net"
 	"net/url"
 	"os"
@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock/internal/adaptertest"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/testcert"
@@ -111,27 +112,11 @@ func TestRights(t *testing.T) {
 	adaptertest.Fails(t, strings.Replace(at("admin"), "nats:", "nats+tls:", 1), "no TLS", "nats://")
 
 	// A waiter needs the right to watch.
-	a := await.Value(hasp.Open(t.Context(), at("joe"), nil))
-	defer a.Close()
-	b := await.Value(hasp.Open(t.Context(), at("joe"), nil))
-	defer b.Close()
-	lease := await.Value(a.Lock(t.Context(), "key"))
-	got := make(chan error)
-	go func() {
-		l, err := b.Lock(t.Context(), "key")
-		if err == nil {
-			err = l.Unlock(t.Context())
-		}
-		got <- err
-	}()
-	await.Success(t, "the waiter watches", func() error {
-		if n.s.NumSubscriptions() == 0 || await.Value(n.s.Jsz(nil)).Consumers == 0 {
-			return errors.New("no consumer")
-		}
-		return nil
-	})
-	await.Must(t, lease.Unlock(t.Context()))
-	await.Must(t, <-got)
+	d := await.Value(adaptertest.Driver(t.Context(), at("joe")))
+	_, stop, err := d.(backend.Waker).Listen(t.Context(), backend.Claim{Key: "key"})
+	await.Must(t, err)
+	stop()
+	await.Must(t, d.(io.Closer).Close())
 }
 
 func TestTokenAndConfig(t *testing.T) {
