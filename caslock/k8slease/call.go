@@ -20,8 +20,8 @@ import (
 	"github.com/hasplock/hasp/caslock/internal/adapter"
 )
 
-// server is an API server, which sends requests for the Leases of a namespace.
-type server struct {
+// api sends requests for the Leases of a namespace to an API server.
+type api struct {
 	client    *http.Client
 	url       string // of the namespace's Leases
 	host      string // for errors
@@ -60,7 +60,7 @@ type cause struct{ Field string }
 
 // call sends a request once. If a get finds no Lease, the result is empty. A server that is
 // overloaded answers 429 and has done nothing, so only then call sends the request again.
-func (s *server) call(ctx context.Context, q request) (lease, error) {
+func (s *api) call(ctx context.Context, q request) (lease, error) {
 	for {
 		a, pause, err := s.send(ctx, &q)
 		if pause == 0 {
@@ -80,7 +80,7 @@ func (s *server) call(ctx context.Context, q request) (lease, error) {
 }
 
 // send sends a request. If the server asks for a pause before the next attempt, pause is positive.
-func (s *server) send(ctx context.Context, q *request) (a answer, pause time.Duration, err error) {
+func (s *api) send(ctx context.Context, q *request) (a answer, pause time.Duration, err error) {
 	var body io.Reader
 	if q.body != nil {
 		text, _ := json.Marshal(q.body) // no error, because each field can be encoded
@@ -123,12 +123,12 @@ func (s *server) send(ctx context.Context, q *request) (a answer, pause time.Dur
 }
 
 // errorf returns an error of one line that names the server.
-func (s *server) errorf(format string, args ...any) error {
+func (s *api) errorf(format string, args ...any) error {
 	return fmt.Errorf("kubernetes at %s: "+format, append([]any{s.host}, args...)...)
 }
 
 // noAnswer explains the error of a request that got no answer.
-func (s *server) noAnswer(err error) error {
+func (s *api) noAnswer(err error) error {
 	var outer *url.Error
 	if errors.As(err, &outer) {
 		err = outer.Err // without the long URL
@@ -139,7 +139,7 @@ func (s *server) noAnswer(err error) error {
 }
 
 // refusal returns the error of a request, or nil if the server has carried it out.
-func (s *server) refusal(q *request, code int, a *answer) error {
+func (s *api) refusal(q *request, code int, a *answer) error {
 	message := fmt.Sprintf("%d: %.300s", code, strings.Join(strings.Fields(a.Message), " "))
 
 	switch {

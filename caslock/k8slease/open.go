@@ -30,7 +30,7 @@ type owned struct{ *Store }
 
 // Close closes the idle connections.
 func (o owned) Close() error {
-	utilnet.CloseIdleConnectionsFor(o.server.client.Transport)
+	utilnet.CloseIdleConnectionsFor(o.api.client.Transport)
 	return nil
 }
 

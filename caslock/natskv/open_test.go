@@ -1,6 +1,7 @@
 package natskv_test
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/url"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats-server/v2/server"
@@ -134,6 +136,24 @@ func TestTokenAndConfig(t *testing.T) {
 	conns := n.s.NumClients()
 	await.Must(t, client.Close())
 	await.Until(t, "Close ends the connection", func() bool { return n.s.NumClients() < conns })
+}
+
+// With the clock of the servers, a new process gets the key of a dead holder at once.
+func TestClock(t *testing.T) {
+	t.Parallel()
+	ctx, at := t.Context(), "nats://"+startNode(t, nil).addr+"/locks?clock="
+	c := backend.Claim{Key: "key", Token: "dead", TTL: 100 * time.Millisecond, Timeout: time.Minute}
+	await.Value(await.Value(adaptertest.Driver(ctx, at+"false")).Acquire(ctx, c))
+	time.Sleep(2 * c.TTL)
+
+	c.Token = "next"
+	_, err := await.Value(adaptertest.Driver(ctx, at+"false")).Acquire(ctx, c)
+	if !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("without a clock: %v, want ErrHeld", err)
+	}
+	if _, err := await.Value(adaptertest.Driver(ctx, at+"true")).Acquire(ctx, c); err != nil {
+		t.Errorf("with a clock: %v", err)
+	}
 }
 
 // The user of a creds file is one of an account of an operator.
