@@ -185,7 +185,7 @@ func TestSQLiteThatCannotWrite(t *testing.T) {
 	}
 }
 
-// The Client of a URL owns the database.
+// The Client of a URL owns the database. It has no more connections than pool_size.
 func TestCloseEndsTheConnections(t *testing.T) {
 	t.Parallel()
 	m := startMariaDB(t)
@@ -193,9 +193,16 @@ func TestCloseEndsTheConnections(t *testing.T) {
 	defer root.Close()
 	root.SetMaxOpenConns(1)
 
-	c := await.Value(hasp.Open(t.Context(), "mysql://root@"+m.addr+"/test", nil))
+	c := await.Value(hasp.Open(t.Context(), "mysql://root@"+m.addr+"/test?pool_size=2", nil))
 	l := await.Value(c.Lock(t.Context(), "key"))
 	await.Must(t, errors.Join(l.Unlock(t.Context()), c.Close()))
+
+	most := 0 // with root's, and the one that waited for the server
+	await.Must(t, root.QueryRowContext(t.Context(), "SELECT VARIABLE_VALUE FROM "+
+		"information_schema.global_status WHERE VARIABLE_NAME = 'MAX_USED_CONNECTIONS'").Scan(&most))
+	if most > 4 {
+		t.Errorf("%d connections at a time, want 2 and those of this test", most)
+	}
 	await.Until(t, "only one connection", func() bool {
 		n := 0
 		row := root.QueryRowContext(context.Background(),
