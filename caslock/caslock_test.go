@@ -197,6 +197,14 @@ func TestOutage(t *testing.T) {
 	if s, err := d.(backend.Inspector).Inspect(t.Context(), "key"); !errors.Is(err, memkv.ErrLost) {
 		t.Errorf("Inspect in an outage: %v, %v", s, err)
 	}
+
+	// A renewal that has failed leaves nothing behind.
+	if err := renew(t.Context(), d, claim("key", "token")); !errors.Is(err, memkv.ErrLost) {
+		t.Errorf("a renewal in an outage: %v", err)
+	}
+	if n := caslock.Renewals(d); n > 0 {
+		t.Errorf("%d renewals are left after an outage", n)
+	}
 }
 
 // claim returns a claim for a minute.
