@@ -129,6 +129,50 @@ func (d *driver) Renew(
 	backend.RenewEach(ctx, cs, done, d.renew)
 }
 
+// renew makes a try to renew the hold of c. It returns the first answer to any try of the renewal.
+func (d *driver) renew(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	r := d.renewals.join(&c)
+	failed := make(chan error, 1)
+	err := d.tasks.run(ctx, func(ctx context.Context) {
+		g, err := d.try(ctx, &c, r)
+		d.renewals.leave(r, &c, g, err)
+		if err != nil && !backend.Definite(err) {
+			failed <- err
+		}
+	})
+	if err != nil {
+		return backend.Grant{}, err
+	}
+
+	select {
+	case <-r.done:
+		return r.grant, r.err
+	case err := <-failed:
+		return backend.Grant{}, err
+	case <-ctx.Done():
+		return backend.Grant{}, ctx.Err()
+	}
+}
+
+// try writes the hold with a new number and at least its TTL. A term never gets shorter: the rest
+// that this driver counts is at least the rest that the holder counts.
+//
+// If an earlier Put of the renewal has come first, try writes nothing. The term counts from that
+// Put, because others may have seen its record since.
+func (d *driver) try(
+	ctx context.Context, c *backend.Claim, r *renewal,
+) (g backend.Grant, err error) {
+	err = d.change(ctx, c, func(it item, rec *record, now time.Time) (writes bool) {
+		var over bool
+		g, over = d.renewals.send(r, it.N, rec.Write, grant(c, 0, now))
+		if !over {
+			rec.add(it, max(c.TTL, it.rest(now)), now)
+		}
+		return !over
+	})
+	return g, err
+}
+
 // Release frees the key, or leaves it taken until c.KeepUntil by a token that no caller has.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	err := d.change(ctx, &c, func(it item, r *record, now time.Time) (writes bool) {

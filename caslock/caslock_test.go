@@ -90,57 +90,68 @@ func (s racing) Put(
 	return careless(s).Put(ctx, key, value, version)
 }
 
-// crude deletes a name whatever its version, or not at all.
+// crude is a store whose Delete is of no use.
 type crude struct {
 	*memkv.Store
-	deletes bool
-	calls   atomic.Int64
+	fault   string
+	calls   int
+	deleted map[string]bool
 }
 
-func (s *crude) Delete(ctx context.Context, name, _ string) error {
-	s.calls.Add(1)
-	if !s.deletes {
+func (s *crude) Delete(ctx context.Context, name, version string) error {
+	s.calls++
+	s.deleted[name] = true
+	switch s.fault {
+	case "there is no Delete":
 		return errors.ErrUnsupported
+	case "it ignores the version":
+		version = await.Value(s.Get(ctx, name)).Version
 	}
-	e, err := s.Get(ctx, name)
-	return cmp.Or(err, s.Store.Delete(ctx, name, e.Version))
+	return s.Store.Delete(ctx, name, version)
 }
 
-// A store that cannot compare when it deletes is served, and only New deletes.
+func (s *crude) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
+	if at == "" && s.deleted[name] && s.fault == "no name can be created again" {
+		return "", caslock.ErrConflict
+	}
+	return s.Store.Put(ctx, name, value, at)
+}
+
+// Such a store is served, and only New deletes.
 func TestNoConditionalDelete(t *testing.T) {
-	for _, deletes := range []bool{false, true} {
+	faults := []string{
+		"there is no Delete", "it ignores the version", "no name can be created again",
+	}
+	for _, fault := range faults {
 		synctest.Test(t, func(t *testing.T) {
-			s := &crude{Store: memkv.New(), deletes: deletes}
-			d := open(t, s)
-			probes := s.calls.Load()
+			s := &crude{Store: memkv.New(), fault: fault, deleted: map[string]bool{}}
+			d := open(t, struct{ caslock.Store }{s})
+			probes := s.calls
 			for i := range 5000 {
-				c := backend.Claim{Key: fmt.Sprint(i), Token: "t", TTL: time.Minute, Timeout: time.Minute}
+				c := claim(fmt.Sprint(i), "t")
 				await.Value(d.Acquire(t.Context(), c))
 				await.Must(t, d.Release(t.Context(), c))
 				time.Sleep(time.Second)
 			}
-			if s.calls.Load() != probes || probes != 1 {
-				t.Errorf("%d deletes, %d of them by New", s.calls.Load(), probes)
+			if s.calls != probes {
+				t.Errorf("%s: %d deletes, %d of them by New", fault, s.calls, probes)
 			}
 		})
 	}
 }
 
-// repeating gives each value of a key the same version.
-type repeating struct{ *memkv.Store }
+// repeating gives a value the version of the one before, once it is on.
+type repeating struct {
+	*memkv.Store
+	on bool
+}
 
-func (s repeating) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
-	if strings.HasPrefix(key, "caslock-probe-") {
-		return s.Store.Put(ctx, key, value, version) // a store that does so from time to time passes the probe
+func (s *repeating) Put(ctx context.Context, key string, value []byte, at string) (string, error) {
+	version, err := s.Store.Put(ctx, key, value, at)
+	if s.on {
+		version = at
 	}
-	now, err := s.Get(ctx, key)
-	if err == nil && version == "1" {
-		version = now.Version
-	}
-	if _, err := s.Store.Put(ctx, key, value, version); err != nil {
-		return "", err
-	}
-	return "1", nil
+	return version, err
 }
 
 func TestStoresThatCannotKeepLocks(t *testing.T) {
@@ -157,12 +168,12 @@ func TestStoresThatCannotKeepLocks(t *testing.T) {
 		}
 	})
 
-	mem := memkv.New()
-	mem.Put(t.Context(), "other", nil, "") // so that no version of the probe is 1
-	d := open(t, repeating{mem})
-	c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
-	await.Value(d.Acquire(t.Context(), c))
-	if err := d.Release(t.Context(), c); err == nil || backend.Definite(err) || !strings.Contains(err.Error(), "version") {
+	s := &repeating{Store: memkv.New()}
+	d := open(t, s)
+	await.Value(d.Acquire(t.Context(), claim("key", "token")))
+	s.on = true
+	err := d.Release(t.Context(), claim("key", "token"))
+	if err == nil || backend.Definite(err) || !strings.Contains(err.Error(), "version") {
 		t.Errorf("a version that repeats: %v, want an unknown outcome that names it", err)
 	}
 }
@@ -186,6 +197,25 @@ func TestOutage(t *testing.T) {
 	if s, err := d.(backend.Inspector).Inspect(t.Context(), "key"); !errors.Is(err, memkv.ErrLost) {
 		t.Errorf("Inspect in an outage: %v, %v", s, err)
 	}
+
+	// A renewal that has failed leaves nothing behind.
+	if err := renew(t.Context(), d, claim("key", "token")); !errors.Is(err, memkv.ErrLost) {
+		t.Errorf("a renewal in an outage: %v", err)
+	}
+	if n := caslock.Renewals(d); n > 0 {
+		t.Errorf("%d renewals are left after an outage", n)
+	}
+}
+
+// claim returns a claim for a minute.
+func claim(key, token string) backend.Claim {
+	return backend.Claim{Key: key, Token: token, TTL: time.Minute, Timeout: time.Minute}
+}
+
+// renew renews the hold of c.
+func renew(ctx context.Context, d backend.Driver, c backend.Claim) (err error) {
+	d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, e error) { err = e })
+	return err
 }
 
 func open(t *testing.T, s caslock.Store) backend.Driver {
@@ -233,16 +263,14 @@ func TestForeignValue(t *testing.T) {
 	for _, value := range []string{"", "hello", `"text"`, "{}", `{"key":"b3RoZXI=","write":1}`} {
 		mem := memkv.New()
 		d, ctx := open(t, mem), t.Context()
-		c := backend.Claim{Key: "key", Token: "token", TTL: time.Minute, Timeout: time.Minute}
+		c := claim("key", "token")
 		await.Value(d.Acquire(ctx, c))
 		e, _ := mem.Get(ctx, "key")
 		await.Value(mem.Put(ctx, "key", []byte(value), e.Version))
 
-		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) {
-			if !errors.Is(err, backend.ErrLost) {
-				t.Errorf("%q: renewal of the hold that was there: %v", value, err)
-			}
-		})
+		if err := renew(ctx, d, c); !errors.Is(err, backend.ErrLost) {
+			t.Errorf("%q: renewal of the hold that was there: %v", value, err)
+		}
 		if err := d.Release(ctx, c); !errors.Is(err, backend.ErrLost) {
 			t.Errorf("%q: release of the hold that was there: %v", value, err)
 		}
@@ -266,10 +294,10 @@ func TestForeignValue(t *testing.T) {
 func TestAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memkv.New()
-		c := backend.Claim{Key: "key", Token: "dead", TTL: time.Minute, Timeout: time.Minute}
+		c := claim("key", "dead")
 		await.Value(open(t, mem).Acquire(t.Context(), c))
 		for _, age := range []time.Duration{0, 59 * time.Second, 61 * time.Second} {
-			_, err := open(t, aged{mem, age}).Acquire(t.Context(), backend.Claim{Key: "key", Token: "next", TTL: time.Minute, Timeout: time.Minute})
+			_, err := open(t, aged{mem, age}).Acquire(t.Context(), claim("key", "next"))
 			if free := age > c.TTL; errors.Is(err, backend.ErrHeld) == free {
 				t.Errorf("age %v: %v", age, err)
 			}
@@ -281,7 +309,7 @@ func TestAge(t *testing.T) {
 func TestATakeOverBesideManyKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem, ctx := memkv.New(), t.Context()
-		c := backend.Claim{Key: "key", Token: "dead", TTL: time.Minute, Timeout: time.Minute}
+		c := claim("key", "dead")
 		await.Value(open(t, mem).Acquire(ctx, c))
 		d := open(t, mem)
 		c.Token = "next"

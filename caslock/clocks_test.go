@@ -42,7 +42,7 @@ func TestAMinHoldByOtherClocks(t *testing.T) {
 	for _, by := range []time.Duration{0, 31 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, mem := t.Context(), memkv.New()
-			c := backend.Claim{Key: "key", Token: "first", TTL: time.Minute, Timeout: time.Minute}
+			c := claim("key", "first")
 			first, other := open(t, mem), open(t, ahead{mem, by})
 			await.Value(first.Acquire(ctx, c))
 			c.KeepUntil = time.Now().Add(30 * time.Second)

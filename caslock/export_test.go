@@ -11,3 +11,11 @@ func Sweep(ctx context.Context, d backend.Driver) error {
 	_, err := d.(*driver).sweeper.sweep(ctx)
 	return err
 }
+
+// Renewals returns how many renewals have no answer yet.
+func Renewals(d backend.Driver) int {
+	rs := &d.(*driver).renewals
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return len(rs.byHold)
+}

@@ -14,8 +14,8 @@ import (
 )
 
 // probe returns an error if the store replaces values whatever their version, or compares first and
-// writes later. Otherwise it reports whether the store also refuses a Delete with a wrong version,
-// which a sweep relies on. The values are records, so a sweep removes one that is left after a lost
+// writes later. Otherwise it reports whether a sweep may delete: the store refuses a Delete with a
+// wrong version, and lets a name that was deleted be created again. The values are records, so a sweep removes one that is left after a lost
 // reply.
 func probe(ctx context.Context, store Store) (deletes bool, err error) {
 	key := probePrefix + rand.Text()
@@ -40,7 +40,19 @@ func probe(ctx context.Context, store Store) (deletes bool, err error) {
 	case !errors.Is(err, ErrConflict):
 		return false, err
 	}
-	return true, store.Delete(ctx, key, versions[3])
+	if err := store.Delete(ctx, key, versions[3]); err != nil {
+		return false, err
+	}
+
+	// Some stores refuse a name that was deleted.
+	version, err := store.Put(ctx, key, []byte(r.encode()), "")
+	if errors.Is(err, ErrConflict) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, store.Delete(ctx, key, version)
 }
 
 // probePrefix begins the keys of probes. Acquire refuses such keys, so a store may treat their names

@@ -120,24 +120,6 @@ func TestListOfASlowStore(t *testing.T) {
 	})
 }
 
-// A held key is never forgotten, so its renewal needs no read.
-func TestManyHeldKeys(t *testing.T) {
-	mem, ctx := memkv.New(), t.Context()
-	d := open(t, mem)
-	var cs []backend.Claim
-	for i := range 12_000 {
-		c := backend.Claim{Key: fmt.Sprint(i), Token: "t", TTL: time.Hour, Timeout: time.Minute}
-		await.Value(d.Acquire(ctx, c))
-		cs = append(cs, c)
-	}
-
-	before := mem.Calls.Load()
-	d.Renew(ctx, cs, func(_ int, _ backend.Grant, err error) { await.Must(t, err) })
-	if calls := mem.Calls.Load() - before; calls != int64(len(cs)) {
-		t.Errorf("%d calls to renew %d holds", calls, len(cs))
-	}
-}
-
 func TestNamesAreShort(t *testing.T) {
 	for n := 1; n < 300; n++ {
 		mem := memkv.New()
@@ -148,7 +130,7 @@ func TestNamesAreShort(t *testing.T) {
 		}
 		d := open(t, mem)
 		for _, key := range []string{strings.Repeat("a", n), strings.Repeat("/", n) + "b"} {
-			c := backend.Claim{Key: key, Token: "t", TTL: time.Minute, Timeout: time.Minute}
+			c := claim(key, "t")
 			await.Value(d.Acquire(t.Context(), c))
 		}
 		if es, _, _ := mem.Scan(t.Context(), "", 10); len(es) != 2 {

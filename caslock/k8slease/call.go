@@ -4,21 +4,29 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 )
+
+// api sends requests for the Leases of a namespace to an API server.
+type api struct {
+	client    *http.Client
+	url       string // of the namespace's Leases
+	host      string // for errors
+	namespace string
+}
 
 // request is one request to the API server.
 type request struct {
@@ -37,21 +45,22 @@ func (q *request) verb() string {
 	return cmp.Or(verbs[q.method], strings.ToLower(q.method))
 }
 
-// verbs are the rights that a Store needs.
+// verbs are the rights that a server must grant.
 const verbs = "get, list, create, patch and delete"
 
 // answer is what the API server answers: an object, or the reason of a refusal.
 type answer struct {
 	lease
 	Message string
-	Details struct {
-		Causes []struct{ Field string }
-	}
+	Details struct{ Causes []cause }
 }
+
+// cause names a field that the API server has refused.
+type cause struct{ Field string }
 
 // call sends a request once. If a get finds no Lease, the result is empty. A server that is
 // overloaded answers 429 and has done nothing, so only then call sends the request again.
-func (s *Store) call(ctx context.Context, q request) (lease, error) {
+func (s *api) call(ctx context.Context, q request) (lease, error) {
 	for {
 		a, pause, err := s.send(ctx, &q)
 		if pause == 0 {
@@ -71,7 +80,7 @@ func (s *Store) call(ctx context.Context, q request) (lease, error) {
 }
 
 // send sends a request. If the server asks for a pause before the next attempt, pause is positive.
-func (s *Store) send(ctx context.Context, q *request) (a answer, pause time.Duration, err error) {
+func (s *api) send(ctx context.Context, q *request) (a answer, pause time.Duration, err error) {
 	var body io.Reader
 	if q.body != nil {
 		text, _ := json.Marshal(q.body) // no error, because each field can be encoded
@@ -114,36 +123,23 @@ func (s *Store) send(ctx context.Context, q *request) (a answer, pause time.Dura
 }
 
 // errorf returns an error of one line that names the server.
-func (s *Store) errorf(format string, args ...any) error {
+func (s *api) errorf(format string, args ...any) error {
 	return fmt.Errorf("kubernetes at %s: "+format, append([]any{s.host}, args...)...)
 }
 
 // noAnswer explains the error of a request that got no answer.
-func (s *Store) noAnswer(err error) error {
+func (s *api) noAnswer(err error) error {
 	var outer *url.Error
 	if errors.As(err, &outer) {
 		err = outer.Err // without the long URL
 	}
 
-	hint := ""
-	switch {
-	case errors.As(err, new(x509.UnknownAuthorityError)):
-		hint = ": name the file of its certificate authority: ca=FILE"
-	case errors.As(err, new(x509.HostnameError)):
-		hint = ": use a name that the certificate has, or server_name=NAME"
-	case errors.As(err, new(x509.CertificateInvalidError)):
-		hint = ": renew the certificate, or correct the clock of this host"
-	case strings.Contains(err.Error(), "HTTP response to HTTPS"):
-		hint = ": it has no TLS: use kube+http://"
-	case errors.Is(err, syscall.ECONNREFUSED):
-		hint = ": is the API server running there? check host and port"
-	}
-
-	return s.errorf("%w%s", err, hint)
+	at := "kubernetes at " + s.host + ": "
+	return adapter.Explain(at, err, adapter.Hint(err, "ca=FILE", "kube+http://"))
 }
 
 // refusal returns the error of a request, or nil if the server has carried it out.
-func (s *Store) refusal(q *request, code int, a *answer) error {
+func (s *api) refusal(q *request, code int, a *answer) error {
 	message := fmt.Sprintf("%d: %.300s", code, strings.Join(strings.Fields(a.Message), " "))
 
 	switch {
@@ -171,11 +167,6 @@ func (s *Store) refusal(q *request, code int, a *answer) error {
 			"coordination.k8s.io in the namespace %s", message, q.verb(), verbs, s.namespace)
 	case code == http.StatusNotFound:
 		return s.errorf("%s: check the namespace %s: kubectl get namespace %[3]s", message, s.namespace)
-	case code == http.StatusGone:
-		return s.errorf("%s: the list took too long: list again", message)
-	case code == http.StatusUnsupportedMediaType, code == http.StatusMethodNotAllowed:
-		return s.errorf("%s: it does not know %s of Leases in JSON: use Kubernetes 1.14 or later",
-			message, q.verb())
 	case code == http.StatusTooManyRequests:
 		return s.errorf("%s: it is overloaded: set hasp.Options.Backoff to seconds, or give "+
 			"the account a PriorityLevelConfiguration", message)
@@ -186,11 +177,5 @@ func (s *Store) refusal(q *request, code int, a *answer) error {
 
 // isOfUID reports whether the server has refused to change the uid of a Lease.
 func isOfUID(a *answer) bool {
-	for _, cause := range a.Details.Causes {
-		if cause.Field == "metadata.uid" {
-			return true
-		}
-	}
-
-	return false
+	return slices.ContainsFunc(a.Details.Causes, func(c cause) bool { return c.Field == "metadata.uid" })
 }

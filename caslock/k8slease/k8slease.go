@@ -40,18 +40,13 @@ import (
 )
 
 // Store is the Leases of a namespace. It is safe for concurrent use.
-type Store struct {
-	client    *http.Client
-	url       string // of the namespace's Leases
-	host      string // of the API server, for errors
-	namespace string
-}
+type Store struct{ api api }
 
 // New returns a store in a namespace of the API server at the URL server, such as https://10.0.0.1.
 // The argument client adds the credentials: rest.HTTPClientFor of client-go creates such a client.
 func New(client *http.Client, server, namespace string) *Store {
 	group := strings.TrimSuffix(server, "/") + "/apis/coordination.k8s.io/v1"
-	s := &Store{
+	s := api{
 		client:    client,
 		url:       group + "/namespaces/" + url.PathEscape(namespace) + "/leases",
 		host:      "an unknown host",
@@ -61,7 +56,7 @@ func New(client *http.Client, server, namespace string) *Store {
 	if u, err := url.Parse(server); err == nil && u.Host != "" {
 		s.host = u.Host // without a password
 	}
-	return s
+	return &Store{s}
 }
 
 // Limits says that calls end promptly.
@@ -134,7 +129,7 @@ func (l *lease) entry(key string) caslock.Entry {
 
 // Get reads the Lease of key from the API server's quorum.
 func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	l, err := s.call(ctx, request{method: http.MethodGet, path: "/" + name(key)})
+	l, err := s.api.call(ctx, request{method: http.MethodGet, path: "/" + name(key)})
 	return l.entry(key), err
 }
 
@@ -183,13 +178,13 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 	if version == "" {
 		q = request{http.MethodPost, "", "json", body}
 	}
-	l, err := s.call(ctx, q)
+	l, err := s.api.call(ctx, q)
 	return l.version(), err
 }
 
 // Delete deletes the Lease of key if it has this version.
 func (s *Store) Delete(ctx context.Context, key, version string) error {
-	_, err := s.call(ctx, request{
+	_, err := s.api.call(ctx, request{
 		method: http.MethodDelete,
 		path:   "/" + name(key),
 		format: "json",
@@ -207,7 +202,7 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 		"continue":      {position},
 	}
 
-	list, err := s.call(ctx, request{method: http.MethodGet, path: "?" + query.Encode()})
+	list, err := s.api.call(ctx, request{method: http.MethodGet, path: "?" + query.Encode()})
 	for _, l := range list.Items {
 		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known
 	}

@@ -4,51 +4,41 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adaptertest"
 	"github.com/hasplock/hasp/caslock/internal/fakekube"
 	"github.com/hasplock/hasp/caslock/k8slease"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// open opens the strategy over the fake, which has no TLS.
-func open(ctx context.Context, addr string) (backend.Driver, error) {
-	c, err := hasp.ParseURL("kube+http://" + addr + "/default")
-	if err != nil {
-		return nil, err
-	}
-	return c.Driver(ctx)
-}
+// at returns a URL of the fake, which has no TLS.
+func at(addr string) string { return "kube+http://" + addr + "/default" }
 
 // The API server is a fake. Package election has the test with client-go.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	s := &fakekube.Server{}
-	conformance.Run(t, conformance.Harness{
-		Store: func(context.Context) (string, func(), error) {
-			err := s.Start(true)
-			return s.Addr, func() { s.Stop() }, err
-		},
-		Open:  open,
-		Link:  func(_ context.Context, addr string) (*conformance.Link, error) { return conformance.TCP(addr) },
-		Stop:  func(context.Context, string) error { return s.Stop() },
-		Start: func(_ context.Context, _ string, data bool) error { return s.Start(data) },
-		Kick: func(context.Context, string) error {
-			if err := s.Stop(); err != nil {
-				return err
-			}
-			return s.Start(true)
-		},
-	})
+	h := adaptertest.Harness(at)
+	h.Store = func(context.Context) (string, func(), error) {
+		err := s.Start(true)
+		return s.Addr, func() { s.Stop() }, err
+	}
+	h.Stop = func(context.Context, string) error { return s.Stop() }
+	h.Start = func(_ context.Context, _ string, data bool) error { return s.Start(data) }
+	h.Kick = func(context.Context, string) error {
+		if err := s.Stop(); err != nil {
+			return err
+		}
+		return s.Start(true)
+	}
+	conformance.Run(t, h)
 }
 
 // A holder that was suspended until client-go had taken the Lease leaves the leader its Lease.
@@ -56,7 +46,7 @@ func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
 	s, ctx := &fakekube.Server{}, t.Context()
 	await.Must(t, s.Start(true))
 	defer s.Stop()
-	d := await.Value(open(ctx, s.Addr))
+	d := await.Value(adaptertest.Driver(ctx, at(s.Addr)))
 	c := backend.Claim{Key: "controller", Token: "token", TTL: time.Minute, Timeout: time.Minute}
 	await.Value(d.Acquire(ctx, c))
 	url := "http://" + s.Addr + "/apis/coordination.k8s.io/v1/namespaces/default/leases/controller"
@@ -81,65 +71,30 @@ func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
 	}
 }
 
-// versionOf returns the resourceVersion of the Lease of a key, as a number.
-func versionOf(t *testing.T, s *k8slease.Store, key string) (n int) {
-	t.Helper()
-	e := await.Value(s.Get(t.Context(), key))
-	_, text, _ := strings.Cut(e.Version, "/")
-	n, err := strconv.Atoi(text)
-	await.Must(t, err)
-	return n
+// The server begins its resourceVersions again after a loss of its data, and then a Lease may have
+// the resourceVersion of a lost one, but not its uid.
+func TestUID(t *testing.T) {
+	s := &fakekube.Server{}
+	await.Must(t, s.Start(true))
+	defer s.Stop()
+	checkUID(t, k8slease.New(http.DefaultClient, "http://"+s.Addr, "default"))
 }
 
-// The server loses its data, and its versions begin again. The new hold has the same
-// resourceVersion as the lost one. The old holder's renewal and release leave the new hold alone.
-func TestVersionsBeginAgain(t *testing.T) {
-	s, ctx := &fakekube.Server{}, t.Context()
-	await.Must(t, s.Start(true))
-	defer func() { s.Stop() }()
-	d := await.Value(open(ctx, s.Addr))
-	store := k8slease.New(http.DefaultClient, "http://"+s.Addr, "default")
-	for i := range 5 { // so that the new server needs more writes to get as far
-		await.Value(store.Put(ctx, fmt.Sprint("before-", i), nil, ""))
-	}
-	old := backend.Claim{Key: "again", Token: "old", TTL: time.Hour, Timeout: time.Minute}
-	await.Value(d.Acquire(ctx, old))
-	lost := versionOf(t, store, "again")
+// checkUID checks that a Put and a Delete leave a Lease alone that has the resourceVersion, but not
+// the uid.
+func checkUID(t *testing.T, store *k8slease.Store) {
+	ctx := t.Context()
+	version := await.Value(store.Put(ctx, "key", []byte("{}"), ""))
+	_, number, _ := strings.Cut(version, "/")
+	other := "00000000-0000-0000-0000-000000000000/" + number
 
-	await.Must(t, s.Stop())
-	await.Must(t, s.Start(false))
-	other := await.Value(open(ctx, s.Addr))
-	for i := range lost {
-		filler := fmt.Sprint("filler-", i)
-		await.Value(store.Put(ctx, filler, nil, ""))
-		n := versionOf(t, store, filler)
-		if n >= lost {
-			t.Fatalf("the new server is at version %d, and the hold was at %d", n, lost)
-		}
-		if n == lost-1 {
-			break
-		}
+	if _, err := store.Put(ctx, "key", []byte("{}"), other); !errors.Is(err, caslock.ErrConflict) {
+		t.Errorf("Put of another uid: %v, want ErrConflict", err)
 	}
-	next := old
-	next.Token = "new"
-	await.Value(other.Acquire(ctx, next))
-	if n := versionOf(t, store, "again"); n != lost {
-		t.Fatalf("the new hold is at version %d, and the lost hold was at %d", n, lost)
+	if err := store.Delete(ctx, "key", other); !errors.Is(err, caslock.ErrConflict) {
+		t.Errorf("Delete of another uid: %v, want ErrConflict", err)
 	}
-
-	d.Renew(ctx, []backend.Claim{old}, func(_ int, _ backend.Grant, err error) {
-		if !errors.Is(err, backend.ErrLost) {
-			t.Errorf("renewal of the lost hold: %v", err)
-		}
-	})
-	if err := d.Release(ctx, old); !errors.Is(err, backend.ErrLost) {
-		t.Errorf("release of the lost hold: %v", err)
-	}
-	other.Renew(ctx, []backend.Claim{next}, func(_ int, _ backend.Grant, err error) {
-		if err != nil {
-			t.Errorf("renewal of the new hold: %v", err)
-		}
-	})
+	await.Must(t, store.Delete(ctx, "key", version))
 }
 
 func ExampleNew() {

@@ -2,10 +2,8 @@ package k8slease
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/url"
-	"os"
 	"regexp"
 	"strings"
 
@@ -17,6 +15,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 )
 
 const form = "kube:///NAMESPACE, kube://HOST:PORT/NAMESPACE or kube+http://HOST:PORT/NAMESPACE"
@@ -26,25 +25,22 @@ var hostParams = []string{"token_file", "ca", "cert", "key", "server_name"}
 
 func init() { hasp.Register("kube", open, append([]string{"context"}, hostParams...)...) }
 
-func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
-}
-
 // owned is a Store whose idle connections are closed with the driver.
 type owned struct{ *Store }
 
 // Close closes the idle connections.
 func (o owned) Close() error {
-	utilnet.CloseIdleConnectionsFor(o.client.Transport)
+	utilnet.CloseIdleConnectionsFor(o.api.client.Transport)
 	return nil
 }
 
 // The function open returns a driver for a kube:// URL.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
-	if len(c.Nodes) != 1 {
-		return nil, invalid("nodes: want one node, not %d: %s", len(c.Nodes), form)
+	node, err := adapter.Node(c, form)
+	if err != nil {
+		return nil, err
 	}
-	server, namespace, err := parse(c.Nodes[0])
+	server, namespace, err := parse(node)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +53,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.check(ctx); err != nil {
+	if err := check(ctx, s); err != nil {
 		return nil, err
 	}
 	return caslock.NewDriver(ctx, owned{s})
@@ -79,18 +75,18 @@ func parse(node string) (server, namespace string, err error) {
 	u, err := url.Parse(scheme + "://" + host)
 	switch {
 	case scheme != "http" && scheme != "https":
-		return "", "", invalid("node: want %s", form)
+		return "", "", adapter.Invalid("node: want %s", form)
 	case strings.Contains(host, "@"):
-		return "", "", invalid("node: the API server takes no user and password: " +
+		return "", "", adapter.Invalid("node: the API server takes no user and password: " +
 			"write the token into a file, and add token_file=FILE")
 	case namespace == "":
-		return "", "", invalid("node: no namespace: want %s", form)
+		return "", "", adapter.Invalid("node: no namespace: want %s", form)
 	case !label.MatchString(namespace):
-		return "", "", invalid("node: the namespace %q has no valid name: want %s", namespace, form)
+		return "", "", adapter.Invalid("node: the namespace %q has no valid name: want %s", namespace, form)
 	case host == "" && !hasScheme:
 		return "", namespace, nil
 	case err != nil || u.Hostname() == "":
-		return "", "", invalid("node: a host or a port is wrong: want %s", form)
+		return "", "", adapter.Invalid("node: a host or a port is wrong: want %s", form)
 	}
 
 	return u.String(), namespace, nil
@@ -100,7 +96,7 @@ func parse(node string) (server, namespace string, err error) {
 func config(server string, params map[string]string) (*rest.Config, error) {
 	for _, name := range hostParams {
 		if params[name] != "" && !strings.HasPrefix(server, "https:") {
-			return nil, invalid("parameter %s: that is for kube://HOST:PORT/NAMESPACE", name)
+			return nil, adapter.Invalid("parameter %s: that is for kube://HOST:PORT/NAMESPACE", name)
 		}
 	}
 
@@ -109,28 +105,21 @@ func config(server string, params map[string]string) (*rest.Config, error) {
 	}
 
 	if params["context"] != "" {
-		return nil, invalid("parameter context: that is for kube:///NAMESPACE")
+		return nil, adapter.Invalid("parameter context: that is for kube:///NAMESPACE")
 	}
 
-	// client-go reads the files later, and its errors do not name the parameter.
-	for _, name := range []string{"token_file", "ca", "cert", "key"} {
-		if file := params[name]; file != "" {
-			if _, err := os.ReadFile(file); err != nil {
-				return nil, invalid("parameter %s: %v", name, err)
-			}
-		}
-	}
-
-	return &rest.Config{
+	files := adapter.Params{Values: params}
+	conf := &rest.Config{
 		Host:            server,
-		BearerTokenFile: params["token_file"],
+		BearerTokenFile: files.File("token_file"),
 		TLSClientConfig: rest.TLSClientConfig{
-			CAFile:     params["ca"],
-			CertFile:   params["cert"],
-			KeyFile:    params["key"],
+			CAFile:     files.File("ca"),
+			CertFile:   files.File("cert"),
+			KeyFile:    files.File("key"),
 			ServerName: params["server_name"],
 		},
-	}, nil
+	}
+	return conf, files.Err
 }
 
 // defaultConfig returns the settings of a context of the kubeconfig, or of the pod.
@@ -141,11 +130,11 @@ func defaultConfig(contextName string) (*rest.Config, error) {
 	).ClientConfig()
 	switch {
 	case clientcmd.IsEmptyConfig(err):
-		return nil, invalid("no kubeconfig, and this is no pod with a service account: " +
+		return nil, adapter.Invalid("no kubeconfig, and this is no pod with a service account: " +
 			"set KUBECONFIG, or use kube://HOST:PORT/NAMESPACE?token_file=FILE&ca=FILE")
 	case err != nil:
 		text := strings.Join(strings.Fields(err.Error()), " ")
-		return nil, invalid("kubeconfig: %s: check KUBECONFIG, and kubectl config get-contexts", text)
+		return nil, adapter.Invalid("kubeconfig: %s: check KUBECONFIG, and kubectl config get-contexts", text)
 	}
 
 	return conf, nil
@@ -176,17 +165,17 @@ func connect(conf *rest.Config, namespace string) (*Store, error) {
 
 	client, err := rest.HTTPClientFor(conf)
 	if err != nil {
-		return nil, invalid("%v", err)
+		return nil, adapter.Invalid("%v", err)
 	}
 	u, _, err := rest.DefaultServerUrlFor(conf)
 	if err != nil {
-		return nil, invalid("%v", err)
+		return nil, adapter.Invalid("%v", err)
 	}
 	return New(client, u.String(), namespace), nil
 }
 
 // check checks the rights get and list, which caslock's probe does not need.
-func (s *Store) check(ctx context.Context) error {
+func check(ctx context.Context, s *Store) error {
 	if _, err := s.Get(ctx, "hasp-probe"); err != nil {
 		return err
 	}

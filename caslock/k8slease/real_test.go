@@ -5,7 +5,6 @@ package k8slease_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -17,8 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adaptertest"
 	"github.com/hasplock/hasp/caslock/internal/kubetest"
 	"github.com/hasplock/hasp/caslock/k8slease"
 	"github.com/hasplock/hasp/conformance"
@@ -37,13 +35,7 @@ func TestRealConformance(t *testing.T) {
 			// The suite's child processes know only the address, so it has the rest of the URL.
 			return s.URL(s.Host, "default", s.TokenFile), func() {}, nil
 		},
-		Open: func(ctx context.Context, addr string) (backend.Driver, error) {
-			c, err := hasp.ParseURL(addr)
-			if err != nil {
-				return nil, err
-			}
-			return c.Driver(ctx)
-		},
+		Open: adaptertest.Driver,
 		Link: func(context.Context, string) (*conformance.Link, error) {
 			l, err := conformance.TCP(s.Host)
 			if err == nil {
@@ -122,8 +114,8 @@ func TestRealManifests(t *testing.T) {
 		"/api/v1/namespaces/jobs/serviceaccounts/default/token", `{"spec":{}}`))
 	token := writeFile(t, "token", fmt.Sprint(reply["status"].(map[string]any)["token"]))
 
-	_, err := hasp.Open(ctx, s.URL(s.Host, "jobs", token), nil)
-	isClear(t, err, "403", "system:serviceaccount:jobs:default", "lacks the verb get")
+	jobs := s.URL(s.Host, "jobs", token)
+	adaptertest.Fails(t, jobs, "403", "system:serviceaccount:jobs:default", "lacks the verb get")
 
 	for _, text := range manifests(t) {
 		var o object
@@ -133,35 +125,20 @@ func TestRealManifests(t *testing.T) {
 	}
 	var c *hasp.Client
 	await.Success(t, "the account to get its rights", func() (err error) {
-		c, err = hasp.Open(ctx, s.URL(s.Host, "jobs", token), nil)
+		c, err = hasp.Open(ctx, jobs, nil)
 		return err
 	})
 	defer c.Close()
 	l := await.Value(c.TryLock(ctx, "report"))
 	await.Must(t, l.Unlock(ctx))
 
-	_, err = hasp.Open(ctx, s.URL(s.Host, "default", token), nil)
-	isClear(t, err, "403", "namespace default")
-	_, err = hasp.Open(ctx, s.URL(s.Host, "missing", s.TokenFile), nil)
-	isClear(t, err, "404", "check the namespace missing")
-	_, err = hasp.Open(ctx, s.URL(s.Host, "jobs", writeFile(t, "token", secret)), nil)
-	isClear(t, err, "401", "expired")
+	adaptertest.Fails(t, s.URL(s.Host, "default", token), "403", "namespace default")
+	adaptertest.Fails(t, s.URL(s.Host, "missing", s.TokenFile), "404", "check the namespace missing")
+	wrong := writeFile(t, "token", adaptertest.Secret)
+	adaptertest.Fails(t, s.URL(s.Host, "jobs", wrong), "401", "expired")
 }
 
-// The real API server refuses a write and a deletion of a Lease that has the resourceVersion, but
-// not the uid. After a loss of all data, that is the Lease of another holder.
 func TestRealUID(t *testing.T) {
-	s, ctx := kubetest.Start(t), t.Context()
-	store := k8slease.New(s.Client(), "https://"+s.Host, "default")
-	version := await.Value(store.Put(ctx, "key", []byte("{}"), ""))
-	_, number, _ := strings.Cut(version, "/")
-	other := "00000000-0000-0000-0000-000000000000/" + number
-
-	if _, err := store.Put(ctx, "key", []byte("{}"), other); !errors.Is(err, caslock.ErrConflict) {
-		t.Errorf("Put of another uid: %v, want ErrConflict", err)
-	}
-	if err := store.Delete(ctx, "key", other); !errors.Is(err, caslock.ErrConflict) {
-		t.Errorf("Delete of another uid: %v, want ErrConflict", err)
-	}
-	await.Must(t, store.Delete(ctx, "key", version))
+	s := kubetest.Start(t)
+	checkUID(t, k8slease.New(s.Client(), "https://"+s.Host, "default"))
 }

@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/natskv"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/await"
@@ -30,48 +28,27 @@ func TestClusterConformance(t *testing.T) {
 	conformance.Run(t, h)
 }
 
-// Of writers that meet at one version through three servers, one wins. Then each server sees the
-// value of the winner.
-func TestClusterAtomic(t *testing.T) {
+// A read gets an answer while the servers elect a leader.
+func TestClusterReadDuringAnElection(t *testing.T) {
 	t.Parallel()
-	var stores []*natskv.Store
-	for _, n := range startCluster(t) {
-		_, js := n.connect(t)
-		s := await.Value(natskv.New(t.Context(), js, jetstream.KeyValueConfig{Bucket: "locks"}, false))
-		stores = append(stores, s)
-	}
-
-	version := ""
-	for round := range 30 {
-		errs := make([]error, 24)
-		versions := make([]string, len(errs))
-		var wg sync.WaitGroup
-		for i := range errs {
-			s := stores[i%len(stores)]
-			wg.Go(func() {
-				versions[i], errs[i] = s.Put(t.Context(), "key", fmt.Append(nil, round, i), version)
-			})
-		}
-		wg.Wait()
-
-		winners := 0
-		for i, err := range errs {
-			switch {
-			case err == nil:
-				winners++
-				version = versions[i]
-			case !errors.Is(err, caslock.ErrConflict):
-				t.Errorf("round %d: %v", round, err)
+	nc, js := startCluster(t)[0].connect(t)
+	s := await.Value(natskv.New(t.Context(), js, jetstream.KeyValueConfig{Bucket: "locks"}, false))
+	version := await.Value(s.Put(t.Context(), "key", []byte("value"), ""))
+	for range 10 {
+		const stepDown = "$JS.API.STREAM.LEADER.STEPDOWN.KV_locks"
+		await.Value(nc.RequestWithContext(t.Context(), stepDown, nil))
+		await.Success(t, "a read", func() error {
+			within, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			e, err := s.Get(within, "key")
+			if errors.Is(err, context.DeadlineExceeded) {
+				return err // a server that is the leader no more has got the request
 			}
-		}
-		if winners != 1 {
-			t.Errorf("round %d: %d winners", round, winners)
-		}
-		for i, s := range stores {
-			if e, err := s.Get(t.Context(), "key"); err != nil || e.Version != version {
-				t.Errorf("round %d: server %d has %q, %v; want %q", round, i, e.Version, err, version)
+			if err != nil || e.Version != version {
+				t.Errorf("Get: version %q, %v; want %q", e.Version, err, version)
 			}
-		}
+			return nil
+		})
 	}
 }
 

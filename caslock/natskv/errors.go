@@ -1,16 +1,14 @@
 package natskv
 
 import (
-	"context"
-	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 )
 
 // Codes of JetStream that the library does not name.
@@ -18,15 +16,10 @@ const (
 	codeMaximumStreams jetstream.ErrorCode = 10027
 	codeNoPeers        jetstream.ErrorCode = 10005
 	codeNoCluster      jetstream.ErrorCode = 10074
+	codeNoLeader       jetstream.ErrorCode = 10008
 )
 
 func isForbidden(err error) bool { return errors.Is(err, nats.ErrPermissionViolation) }
-
-// isTimeout reports whether err says that no answer came in time.
-func isTimeout(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) ||
-		errors.Is(err, nats.ErrTimeout)
-}
 
 // codeOf returns the code of an error of JetStream, or 0.
 func codeOf(err error) jetstream.ErrorCode {
@@ -35,18 +28,6 @@ func codeOf(err error) jetstream.ErrorCode {
 		return api.ErrorCode
 	}
 	return 0
-}
-
-// diagnose returns err, the error of opening a driver over servers, with advice.
-func diagnose(servers []string, err error) error {
-	if err == nil {
-		return nil
-	}
-	at := strings.Join(servers, ",")
-	if hint := hint(err); hint != "" {
-		return fmt.Errorf("%s: %w (%s)", at, err, hint)
-	}
-	return fmt.Errorf("%s: %w", at, err)
 }
 
 const enable = "switch JetStream on: put jetstream {} into the server's configuration, " +
@@ -64,19 +45,13 @@ func hint(err error) string {
 		return "check user and password in the URL, or the parameter creds"
 	case errors.Is(err, jetstream.ErrBucketNotFound):
 		return "create it, as with nats kv add, or leave out create=false"
-	case errors.As(err, new(x509.UnknownAuthorityError)):
-		return "name the file of its certificate authority: ca=/path/to/ca.pem"
-	case errors.As(err, new(x509.HostnameError)):
-		return "name the host that the certificate is for"
-	case errors.Is(err, nats.ErrTLS), strings.Contains(err.Error(), "remote error: tls:"):
-		return "the server may want a certificate: set the parameters cert and key"
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return "the server has no TLS: use nats:// without ca, cert and key"
 	case errors.Is(err, nats.ErrNoResponders):
 		return enable
 	case errors.Is(err, nats.ErrNoInfoReceived), errors.Is(err, io.EOF):
 		return "that is no NATS server: check the port, which is usually 4222"
-	case isTimeout(err):
+	case adapter.IsTimeout(err), errors.Is(err, nats.ErrTimeout):
 		return "no answer: check that the port is the one for clients, usually 4222, and that " +
 			"no firewall is in between; JetStream answers only if most servers run"
 	}
@@ -90,5 +65,10 @@ func hint(err error) string {
 		return "the cluster has fewer servers than replicas: lower the parameter replicas"
 	}
 
-	return ""
+	text := adapter.Hint(err, "ca=/path/to/ca.pem", "nats:// without ca, cert and key")
+	isTLS := errors.Is(err, nats.ErrTLS) || strings.Contains(err.Error(), "remote error: tls:")
+	if text == "" && isTLS {
+		return "the server may want a certificate: set the parameters cert and key"
+	}
+	return text
 }

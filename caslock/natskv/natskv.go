@@ -40,6 +40,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -124,13 +125,19 @@ func revision(version string) uint64 {
 // operation is the header of a message that marks the key as deleted.
 const operation = "KV-Operation"
 
-// subject returns the subject of the messages of name.
-func (s *Store) subject(name string) string { return "$KV." + s.bucket.Bucket + "." + key(name) }
+// subject returns the subject of the messages of a key in the bucket.
+func (s *Store) subject(key string) string { return "$KV." + s.bucket.Bucket + "." + key }
 
-// last returns the last message of name, and whether it is a marker that says that the value was
-// deleted. If there is no message, both are zero.
-func (s *Store) last(ctx context.Context, name string) (*jetstream.RawStreamMsg, bool, error) {
-	m, err := s.stream.GetLastMsgForSubject(ctx, s.subject(name))
+// last returns the last message of a subject, and whether it is a marker that says that the value
+// was deleted. If there is no message, both are zero. While the servers elect a leader, they answer
+// at once that there is none, so last asks again.
+func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamMsg, bool, error) {
+	m, err := s.stream.GetLastMsgForSubject(ctx, subject)
+	for codeOf(err) == codeNoLeader && ctx.Err() == nil {
+		time.Sleep(20 * time.Millisecond)
+		m, err = s.stream.GetLastMsgForSubject(ctx, subject)
+	}
+
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return nil, false, nil
 	}
@@ -143,7 +150,7 @@ func (s *Store) last(ctx context.Context, name string) (*jetstream.RawStreamMsg,
 
 // Get reads the last value of name.
 func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
-	m, marked, err := s.last(ctx, name)
+	m, marked, err := s.last(ctx, s.subject(key(name)))
 	if errors.Is(err, jetstream.ErrStreamNotFound) && s.create {
 		// The server has lost its data, so create the bucket for the next call.
 		_, _ = s.js.CreateKeyValue(ctx, s.bucket)
@@ -168,7 +175,7 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 func (s *Store) write(
 	ctx context.Context, name string, m *nats.Msg, at uint64,
 ) (revision uint64, err error) {
-	m.Subject = s.subject(name)
+	m.Subject = s.subject(key(name))
 	ack, err := s.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(at))
 	switch codeOf(err) {
 	case jetstream.JSErrCodeStreamWrongLastSequence,
@@ -187,7 +194,7 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 	n, err := s.write(ctx, name, &nats.Msg{Data: value}, revision(at))
 	if at == "" && errors.Is(err, caslock.ErrConflict) {
 		// The last message may be a marker of a Delete that has not purged it.
-		m, marked, lastErr := s.last(ctx, name)
+		m, marked, lastErr := s.last(ctx, s.subject(key(name)))
 		if lastErr == nil && marked {
 			n, err = s.write(ctx, name, &nats.Msg{Data: value}, m.Sequence)
 		}
@@ -208,7 +215,7 @@ func (s *Store) Delete(ctx context.Context, name, at string) error {
 		return err
 	}
 	return s.stream.Purge(ctx,
-		jetstream.WithPurgeSubject(s.subject(name)),
+		jetstream.WithPurgeSubject(s.subject(key(name))),
 		jetstream.WithPurgeSequence(n+1))
 }
 
@@ -244,18 +251,17 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 	return changes, stop, nil
 }
 
-// Scan reads messages in the order of their revisions, by a watch that reports when there are no
-// more. That report may come too early while others write, because the server's count of messages
-// that are to come is not exact then. So Scan asks whether another message follows.
+// Scan reads messages in the order of their revisions, by a watch. The watch reports when there are
+// no more messages, but that may be too early while others write. So Scan asks the leader for the
+// last message, and ends there. If that message is deleted meanwhile, no message ends the Scan, so
+// Scan returns ctx's error.
 func (s *Store) Scan(
 	ctx context.Context, position string, n int,
 ) (es []caslock.Entry, next string, err error) {
-	// Ask by another handle, because a new answer would let s.stream make direct gets again.
-	stream, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket)
-	if err != nil {
+	last, _, err := s.last(ctx, s.subject(">"))
+	if last == nil {
 		return nil, "", err
 	}
-	last := stream.CachedInfo().State.LastSeq // later messages need not be read
 
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -272,9 +278,11 @@ func (s *Store) Scan(
 		}
 	}()
 
-	read := from - 1
-	isReported := false
-	for len(es) < n {
+	for at := from; at <= last.Sequence; {
+		if len(es) == n {
+			return es, version(at), nil
+		}
+
 		select {
 		case <-ctx.Done():
 			return nil, "", ctx.Err()
@@ -283,39 +291,14 @@ func (s *Store) Scan(
 				return nil, "", errors.New("natskv: the watch has ended")
 			}
 			if e == nil {
-				isReported = true
-			} else {
-				read = e.Revision()
+				continue
 			}
-			if e != nil && e.Operation() == jetstream.KeyValuePut {
-				es = append(es, caslock.Entry{Value: e.Value(), Version: version(read)})
-				next = version(read + 1)
-			}
-		}
-
-		if isReported {
-			follows, err := s.follows(ctx, read, last)
-			if err != nil {
-				return nil, "", err
-			}
-			if !follows {
-				return es, "", nil
+			at = e.Revision() + 1
+			if e.Operation() == jetstream.KeyValuePut {
+				es = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())})
 			}
 		}
 	}
 
-	return es, next, nil
-}
-
-// follows reports whether the bucket has a message after one revision, and up to another.
-func (s *Store) follows(ctx context.Context, after, last uint64) (bool, error) {
-	if after >= last {
-		return false, nil
-	}
-	all := jetstream.WithGetMsgSubject("$KV." + s.bucket.Bucket + ".>")
-	m, err := s.stream.GetMsg(ctx, after+1, all)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return false, nil
-	}
-	return err == nil && m.Sequence <= last, err
+	return es, "", nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"testing"
 	"time"
@@ -12,57 +11,39 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adaptertest"
 	"github.com/hasplock/hasp/caslock/natskv"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// open opens the driver that a user gets by a URL.
-func open(ctx context.Context, addr, params string) (backend.Driver, error) {
-	c, err := hasp.ParseURL("nats://" + addr + "/locks?" + params)
-	if err != nil {
-		return nil, err
-	}
-	return c.Driver(ctx)
-}
-
-// onTerms has the clauses that a clock of the store may change.
-var onTerms = regexp.MustCompile(
-	"^(takes|acquire|expiry|deadline|process|wait-d|keep|fence-g|list-held|history-driver)")
-
 // harness returns a harness without a store, for the bucket at an address of n.
 func harness(n *node, params string) conformance.Harness {
-	return conformance.Harness{
-		Open: func(ctx context.Context, addr string) (backend.Driver, error) {
-			return open(ctx, addr, params)
-		},
-		Link: func(_ context.Context, addr string) (*conformance.Link, error) {
-			return conformance.TCP(addr)
-		},
-		Kick: func(context.Context, string) error {
-			for _, c := range await.Value(n.s.Connz(&server.ConnzOptions{Limit: 1000})).Conns {
-				_ = n.s.DisconnectClientByID(c.Cid) // an error says that it has gone meanwhile
-			}
-			return nil
-		},
+	h := adaptertest.Harness(func(addr string) string { return "nats://" + addr + "/locks?" + params })
+	h.Kick = func(context.Context, string) error {
+		for _, c := range await.Value(n.s.Connz(&server.ConnzOptions{Limit: 1000})).Conns {
+			_ = n.s.DisconnectClientByID(c.Cid) // an error says that it has gone meanwhile
+		}
+		return nil
 	}
+	return h
 }
 
 func TestConformance(t *testing.T) {
 	for _, clock := range []bool{false, true} {
-		t.Run("clock="+strconv.FormatBool(clock), func(t *testing.T) {
+		params := "clock=" + strconv.FormatBool(clock)
+		t.Run(params, func(t *testing.T) {
 			t.Parallel()
 			n := &node{}
-			h := harness(n, "clock="+strconv.FormatBool(clock))
+			h := harness(n, params)
 			h.Store = func(context.Context) (string, func(), error) {
 				n.dir = t.TempDir()
 				err := n.start()
 				return n.addr, n.stop, err
 			}
-			h.Only = func(clause string) bool { return !clock || onTerms.MatchString(clause) }
+			h.Only = func(clause string) bool { return !clock || adaptertest.OnTerms.MatchString(clause) }
 			h.Stop = func(context.Context, string) error { n.stop(); return nil }
 			h.Start = func(_ context.Context, _ string, data bool) error {
 				if !data {

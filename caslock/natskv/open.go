@@ -2,10 +2,8 @@ package natskv
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -16,13 +14,11 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 )
 
-// fileParams are the parameters that name a file.
-var fileParams = []string{"creds", "ca", "cert", "key"}
-
 func init() {
-	hasp.Register("nats", open, append([]string{"create", "replicas", "clock"}, fileParams...)...)
+	hasp.Register("nats", open, "create", "replicas", "clock", "creds", "ca", "cert", "key")
 }
 
 const (
@@ -30,10 +26,6 @@ const (
 	defaultPort = "4222"
 	maxReplicas = 5 // of JetStream
 )
-
-func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
-}
 
 // settings is what a Config says.
 type settings struct {
@@ -75,15 +67,18 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		}))
 
 	d, err := set.driver(within)
-	if cause := context.Cause(within); err != nil && isForbidden(cause) {
+	if err == nil {
+		return d, nil
+	}
+	if cause := context.Cause(within); isForbidden(cause) {
 		err = cause
 	}
-	return d, diagnose(set.servers, err)
+	return nil, adapter.Explain(strings.Join(set.servers, ",")+": ", err, hint(err))
 }
 
 // driver connects to the servers, and returns a driver that owns the connection.
 func (s *settings) driver(ctx context.Context) (backend.Driver, error) {
-	nc, err := connect(ctx, strings.Join(s.servers, ","), s.options)
+	nc, err := nats.Connect(strings.Join(s.servers, ","), s.options...)
 	if err != nil {
 		return nil, err
 	}
@@ -91,9 +86,8 @@ func (s *settings) driver(ctx context.Context) (backend.Driver, error) {
 	d, err := s.over(ctx, nc)
 	if err != nil {
 		nc.Close()
-		return nil, err
 	}
-	return d, nil
+	return d, err
 }
 
 func (s *settings) over(ctx context.Context, nc *nats.Conn) (backend.Driver, error) {
@@ -108,29 +102,6 @@ func (s *settings) over(ctx context.Context, nc *nats.Conn) (backend.Driver, err
 	return caslock.NewDriver(ctx, owned{store, nc})
 }
 
-// connect returns when ctx ends, also while the library looks up the name of a host.
-func connect(ctx context.Context, servers string, o []nats.Option) (*nats.Conn, error) {
-	var nc *nats.Conn
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		nc, err = nats.Connect(servers, o...)
-	}()
-
-	select {
-	case <-done:
-		return nc, err
-	case <-ctx.Done():
-		go func() { // ends with the connection attempt
-			if <-done; nc != nil {
-				nc.Close()
-			}
-		}()
-		return nil, ctx.Err()
-	}
-}
-
 // timeoutPerHost returns how long a connection attempt may take. Hosts are tried one after another,
 // so that a host that does not answer leaves time for the next one.
 func timeoutPerHost(ctx context.Context, hosts int) time.Duration {
@@ -143,16 +114,17 @@ func timeoutPerHost(ctx context.Context, hosts int) time.Duration {
 
 // parse returns the settings of c. Its errors do not repeat the node, which may contain a password.
 func parse(c hasp.Config) (*settings, error) {
-	if len(c.Nodes) != 1 {
-		return nil, invalid("nodes: want one node with all servers and a bucket, not %d: %s",
-			len(c.Nodes), form)
+	node, err := adapter.Node(c, form)
+	if err != nil {
+		return nil, err
 	}
-	scheme, rest, ok := strings.Cut(c.Nodes[0], "://")
-	if !ok {
-		scheme, rest = "nats", c.Nodes[0]
+	scheme, rest, hasScheme := strings.Cut(node, "://")
+	if !hasScheme {
+		scheme = "nats"
+		rest = node
 	}
 	if scheme != "nats" && scheme != "tls" {
-		return nil, invalid("node: want %s", form)
+		return nil, adapter.Invalid("node: want %s", form)
 	}
 
 	// A dead connection is noticed within three pings. Each reconnect tries all servers. No refused
@@ -165,6 +137,7 @@ func parse(c hasp.Config) (*settings, error) {
 		nats.IgnoreAuthErrorAbort(),
 		nats.PingInterval(2 * time.Second),
 		nats.MaxPingsOutstanding(2),
+		nats.SkipHostLookup(), // so that the timeout of a host bounds the lookup of its name
 	}}
 
 	// A password may contain @, so the last @ ends the password.
@@ -181,21 +154,22 @@ func parse(c hasp.Config) (*settings, error) {
 	for _, host := range strings.Split(hosts, ",") {
 		name, port, err := net.SplitHostPort(host)
 		if err != nil {
-			name, port = strings.Trim(host, "[]"), defaultPort
+			name = strings.Trim(host, "[]")
+			port = defaultPort
 		}
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil || n == 0 || name == "" {
-			return nil, invalid("node: a host or a port is wrong: want %s", form)
+			return nil, adapter.Invalid("node: a host or a port is wrong: want %s", form)
 		}
 		s.servers = append(s.servers, scheme+"://"+net.JoinHostPort(name, port))
 	}
 
 	s.bucket.Bucket = strings.TrimSuffix(bucket, "/")
 	if s.bucket.Bucket == "" {
-		return nil, invalid("node: no bucket after the hosts, such as /locks: want %s", form)
+		return nil, adapter.Invalid("node: no bucket after the hosts, such as /locks: want %s", form)
 	}
 	if strings.Trim(s.bucket.Bucket, bucketRunes) != "" {
-		return nil, invalid("node: bucket %q: want letters, digits, - and _", s.bucket.Bucket)
+		return nil, adapter.Invalid("node: bucket %q: want letters, digits, - and _", s.bucket.Bucket)
 	}
 	return s, s.params(c.Params)
 }
@@ -209,7 +183,7 @@ func userOption(text string) (nats.Option, error) {
 	password, err2 := url.PathUnescape(password)
 	switch {
 	case err1 != nil || err2 != nil:
-		return nil, invalid("node: user or password is not percent-encoded as in a URL: " +
+		return nil, adapter.Invalid("node: user or password is not percent-encoded as in a URL: " +
 			"write %%25 for %%")
 	case both:
 		return nats.UserInfo(user, password), nil
@@ -218,55 +192,27 @@ func userOption(text string) (nats.Option, error) {
 	return nats.Token(user), nil
 }
 
-// params sets what the parameters say.
-func (s *settings) params(params map[string]string) (err error) {
-	if s.create, err = boolean(params, "create", true); err != nil {
-		return err
-	}
-	if s.clock, err = boolean(params, "clock", false); err != nil {
-		return err
-	}
-	if text, ok := params["replicas"]; ok {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 1 || n > maxReplicas {
-			return invalid("parameter replicas=%q: want a number from 1 to %d", text, maxReplicas)
-		}
-		s.bucket.Replicas = n
-	}
+// params sets what the parameters say. The library reads the files again when it reconnects.
+func (s *settings) params(values map[string]string) error {
+	params := adapter.Params{Values: values}
+	s.create = params.Bool("create", true)
+	s.clock = params.Bool("clock", false)
+	s.bucket.Replicas = params.Int("replicas", 0, maxReplicas)
 
-	for _, name := range fileParams {
-		if file, ok := params[name]; ok {
-			if _, err := os.ReadFile(file); err != nil {
-				return invalid("parameter %s: %v", name, err)
-			}
-		}
-	}
-
-	// The library reads these files again when it reconnects.
-	if file := params["creds"]; file != "" {
+	if file := params.File("creds"); file != "" {
 		s.options = append(s.options, nats.UserCredentials(file))
 	}
-	if file := params["ca"]; file != "" {
+	if file := params.File("ca"); file != "" {
 		s.options = append(s.options, nats.RootCAs(file))
 	}
-	cert, key := params["cert"], params["key"]
-	if (cert == "") != (key == "") {
-		return invalid("parameters cert and key: want both or neither")
-	}
-	if cert != "" {
+	cert := params.File("cert")
+	key := params.File("key")
+	if cert != "" && key != "" {
 		s.options = append(s.options, nats.ClientCert(cert, key))
 	}
-	return nil
-}
 
-func boolean(params map[string]string, name string, otherwise bool) (bool, error) {
-	text, ok := params[name]
-	if !ok {
-		return otherwise, nil
+	if params.Err == nil && (cert == "") != (key == "") {
+		return adapter.Invalid("parameters cert and key: want both or neither")
 	}
-	v, err := strconv.ParseBool(text)
-	if err != nil {
-		return false, invalid("parameter %s=%q: want true or false", name, text)
-	}
-	return v, nil
+	return params.Err
 }

@@ -1,10 +1,9 @@
 package natskv_test
 
 import (
-	"context"
 	"errors"
+	"io"
 	"net"
-	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -18,93 +17,49 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock/internal/adaptertest"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/testcert"
 )
 
-// refused opens a URL, and checks that the error is one line with the words, and without the
-// password hunter2. The flag invalid says whether it must be ErrInvalid.
-func refused(t *testing.T, at string, invalid bool, words ...string) {
-	t.Helper()
-	c, err := hasp.Open(t.Context(), at, &hasp.Options{Timeout: 2 * time.Second})
-	if err == nil {
-		c.Close()
-		t.Errorf("%s: opened", at)
-		return
-	}
-
-	text := err.Error()
-	t.Log(text)
-	if got := errors.Is(err, hasp.ErrInvalid); got != invalid {
-		t.Errorf("%s: %s: ErrInvalid %t, want %t", at, text, got, invalid)
-	}
-	for _, word := range words {
-		if !strings.Contains(text, word) {
-			t.Errorf("%s: %q, want %q in it", at, text, word)
-		}
-	}
-	if strings.Contains(text, "hunter2") || strings.Contains(text, "\n") || len(text) > 400 {
-		t.Errorf("%s: the error has a password, or is long: %q", at, text)
-	}
-}
-
-// works opens a URL and takes a lock.
-func works(t *testing.T, at string) {
-	t.Helper()
-	c, err := hasp.Open(t.Context(), at, nil)
-	if err != nil {
-		t.Errorf("%s: %v", at, err)
-		return
-	}
-	defer c.Close()
-	err = hasp.Do(t.Context(), c, "key", func(context.Context, *hasp.Lease) error { return nil })
-	if err != nil {
-		t.Errorf("%s: %v", at, err)
-	}
-}
-
 func TestBadURL(t *testing.T) {
 	t.Parallel()
 	for at, words := range map[string][]string{
-		"nats://":                               {"want one node"},
-		"nats://joe:hunter2@h":                  {"no bucket", "/locks"},
-		"nats://joe:hunter2@h/":                 {"no bucket"},
-		"nats://joe:hunter2@h/my.locks":         {"my.locks", "letters"},
-		"nats://joe:hunter2@h/a/b":              {"letters"},
-		"nats://joe:hunter2%@h/locks":           {"%25"},
-		"nats://joe:hunter2@h:port/locks":       {"port"},
-		"nats://joe:hunter2@h:0/locks":          {"port"},
-		"nats://h,,g/locks":                     {"a host"},
-		"nats+redis://joe:hunter2@h/locks":      {"nats+tls://"},
-		"nats://h/locks?create=perhaps":         {"create", "true or false"},
-		"nats://h/locks?clock=1s":               {"clock", "true or false"},
-		"nats://h/locks?replicas=9":             {"replicas", "1 to 5"},
-		"nats://h/locks?creds=/nowhere":         {"creds", "no such file"},
-		"nats://h/locks?ca=/nowhere":            {"ca", "no such file"},
-		"nats://h/locks?cert=/etc/hostname":     {"cert and key"},
-		"nats://joe:hunter2@h/locks?bucket=a":   {"unknown parameter", "replicas"},
-		"nats://joe:hunter2@h/locks?ca=open.go": {"ca", "certificate"},
+		"nats://":                             {"want one node"},
+		"nats://joe:hunter2@h":                {"no bucket", "/locks"},
+		"nats://joe:hunter2@h/":               {"no bucket"},
+		"nats://joe:hunter2@h/my.locks":       {"my.locks", "letters"},
+		"nats://joe:hunter2@h/a/b":            {"letters"},
+		"nats://joe:hunter2%@h/locks":         {"%25"},
+		"nats://joe:hunter2@h:port/locks":     {"port"},
+		"nats://joe:hunter2@h:0/locks":        {"port"},
+		"nats://h,,g/locks":                   {"a host"},
+		"nats+redis://joe:hunter2@h/locks":    {"nats+tls://"},
+		"nats://h/locks?create=perhaps":       {"create", "true or false"},
+		"nats://h/locks?clock=1s":             {"clock", "true or false"},
+		"nats://h/locks?replicas=9":           {"replicas", "1 to 5"},
+		"nats://h/locks?creds=/nowhere":       {"creds", "no such file"},
+		"nats://h/locks?ca=/nowhere":          {"ca", "no such file"},
+		"nats://h/locks?cert=/etc/hostname":   {"cert and key"},
+		"nats://joe:hunter2@h/locks?bucket=a": {"unknown parameter", "replicas"},
 	} {
-		refused(t, at, !strings.HasSuffix(at, "open.go"), words...)
+		adaptertest.Invalid(t, at, words...)
 	}
+	adaptertest.Fails(t, "nats://joe:hunter2@h/locks?ca=open.go", "ca", "certificate")
 }
 
 func TestNobodyThere(t *testing.T) {
 	t.Parallel()
 	// Port 1 belongs to tcpmux, and the kernel gives it to no socket by chance.
-	refused(t, "nats://joe:hunter2@127.0.0.1:1/locks", false, "127.0.0.1:1", "nobody listens")
-	refused(t, "nats://joe:hunter2@no-such-host.invalid/locks", false, "no-such-host.invalid")
+	adaptertest.Fails(t, "nats://joe:hunter2@127.0.0.1:1/locks", "127.0.0.1:1", "nobody listens")
+	adaptertest.Fails(t, "nats://joe:hunter2@no-such-host.invalid/locks", "no-such-host.invalid")
 
-	// This port accepts connections, and says nothing. Neither does the web page, until it is asked.
+	// This port accepts connections, and says nothing. Neither does a web page, until it is asked.
 	silent := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
-	refused(t, "nats://joe:hunter2@"+silent.Addr().String()+"/locks", false, "usually 4222")
-
-	page := await.Value(net.Listen("tcp", "127.0.0.1:0"))
-	web := &http.Server{ReadTimeout: 100 * time.Millisecond}
-	go web.Serve(page)
-	defer web.Close()
-	refused(t, "nats://joe:hunter2@"+page.Addr().String()+"/locks", false, "usually 4222")
+	at := "nats://joe:hunter2@" + silent.Addr().String() + "/locks?timeout=300ms"
+	adaptertest.Fails(t, at, "usually 4222")
 }
 
 // The right that a server lacks is named at once, without waiting for the timeout.
@@ -147,47 +102,30 @@ func TestRights(t *testing.T) {
 		}
 	}
 
-	refused(t, at("joe"), false, create, "grant")
-	refused(t, at("joe")+"?create=false", false, "bucket", "nats kv add", "create=false")
-	works(t, at("admin"))
-	works(t, at("joe")+"?create=false")
-	refused(t, at("reader"), false, "$KV.locks.lock", "grant")
-	refused(t, at("guest"), false, "$JS.API.STREAM.INFO.KV_locks", "grant")
-	refused(t, at("nobody"), false, "Authorization Violation", "check user and password")
-	refused(t, "nats://"+n.addr+"/locks", false, "Authorization Violation", "check user and password")
-	refused(t, "nats://hunter2@"+n.addr+"/locks", false, "Authorization Violation")
-	refused(t, at("admin")+"?replicas=3", true, "fewer than 3 replicas", "nats stream edit")
-	refused(t, strings.Replace(at("admin"), "nats:", "nats+tls:", 1), false, "no TLS", "nats://")
+	adaptertest.Fails(t, at("joe"), create, "grant")
+	adaptertest.Fails(t, at("joe")+"?create=false", "bucket", "nats kv add", "create=false")
+	adaptertest.Works(t, at("admin"))
+	adaptertest.Works(t, at("joe")+"?create=false")
+	adaptertest.Fails(t, at("reader"), "$KV.locks.lock", "grant")
+	adaptertest.Fails(t, at("guest"), "$JS.API.STREAM.INFO.KV_locks", "grant")
+	adaptertest.Fails(t, at("nobody"), "Authorization Violation", "check user and password")
+	adaptertest.Fails(t, "nats://"+n.addr+"/locks", "check user and password")
+	adaptertest.Invalid(t, at("admin")+"?replicas=3", "fewer than 3 replicas", "nats stream edit")
+	adaptertest.Fails(t, strings.Replace(at("admin"), "nats:", "nats+tls:", 1), "no TLS", "nats://")
 
 	// A waiter needs the right to watch.
-	a := await.Value(hasp.Open(t.Context(), at("joe"), nil))
-	defer a.Close()
-	b := await.Value(hasp.Open(t.Context(), at("joe"), nil))
-	defer b.Close()
-	lease := await.Value(a.Lock(t.Context(), "key"))
-	got := make(chan error)
-	go func() {
-		l, err := b.Lock(t.Context(), "key")
-		if err == nil {
-			err = l.Unlock(t.Context())
-		}
-		got <- err
-	}()
-	await.Success(t, "the waiter watches", func() error {
-		if n.s.NumSubscriptions() == 0 || await.Value(n.s.Jsz(nil)).Consumers == 0 {
-			return errors.New("no consumer")
-		}
-		return nil
-	})
-	await.Must(t, lease.Unlock(t.Context()))
-	await.Must(t, <-got)
+	d := await.Value(adaptertest.Driver(t.Context(), at("joe")))
+	_, stop, err := d.(backend.Waker).Listen(t.Context(), backend.Claim{Key: "key"})
+	await.Must(t, err)
+	stop()
+	await.Must(t, d.(io.Closer).Close())
 }
 
 func TestTokenAndConfig(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, func(o *server.Options) { o.Authorization = "hunter2/@" })
-	works(t, "nats://hunter2%2F%40@"+n.addr+"/locks")
-	refused(t, "nats://hunter2@"+n.addr+"/locks", false, "check user and password")
+	adaptertest.Works(t, "nats://hunter2%2F%40@"+n.addr+"/locks")
+	adaptertest.Fails(t, "nats://hunter2@"+n.addr+"/locks", "check user and password")
 
 	c := hasp.Config{
 		Strategy: "nats",
@@ -198,6 +136,24 @@ func TestTokenAndConfig(t *testing.T) {
 	conns := n.s.NumClients()
 	await.Must(t, client.Close())
 	await.Until(t, "Close ends the connection", func() bool { return n.s.NumClients() < conns })
+}
+
+// With the clock of the servers, a new process gets the key of a dead holder at once.
+func TestClock(t *testing.T) {
+	t.Parallel()
+	ctx, at := t.Context(), "nats://"+startNode(t, nil).addr+"/locks?clock="
+	c := backend.Claim{Key: "key", Token: "dead", TTL: 100 * time.Millisecond, Timeout: time.Minute}
+	await.Value(await.Value(adaptertest.Driver(ctx, at+"false")).Acquire(ctx, c))
+	time.Sleep(2 * c.TTL)
+
+	c.Token = "next"
+	_, err := await.Value(adaptertest.Driver(ctx, at+"false")).Acquire(ctx, c)
+	if !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("without a clock: %v, want ErrHeld", err)
+	}
+	if _, err := await.Value(adaptertest.Driver(ctx, at+"true")).Acquire(ctx, c); err != nil {
+		t.Errorf("with a clock: %v", err)
+	}
 }
 
 // The user of a creds file is one of an account of an operator.
@@ -233,24 +189,24 @@ func TestCreds(t *testing.T) {
 		o.SystemAccount = system
 	})
 
-	works(t, "nats://"+n.addr+"/locks"+creds(with))
-	refused(t, "nats://"+n.addr+"/more"+creds(with), false, "limit of streams")
-	refused(t, "nats://"+n.addr+"/locks"+creds(without), false, "jetstream: enabled")
-	refused(t, "nats://"+n.addr+"/locks", false, "creds")
+	adaptertest.Works(t, "nats://"+n.addr+"/locks"+creds(with))
+	adaptertest.Fails(t, "nats://"+n.addr+"/more"+creds(with), "limit of streams")
+	adaptertest.Fails(t, "nats://"+n.addr+"/locks"+creds(without), "jetstream: enabled")
+	adaptertest.Fails(t, "nats://"+n.addr+"/locks", "creds")
 	stranger := await.Value(nkeys.CreateAccount())
-	refused(t, "nats://"+n.addr+"/locks"+creds(stranger), false, "creds")
+	adaptertest.Fails(t, "nats://"+n.addr+"/locks"+creds(stranger), "creds")
 }
 
 func TestJetStream(t *testing.T) {
 	t.Parallel()
 	off := startNode(t, func(o *server.Options) { o.JetStream = false })
-	refused(t, "nats://"+off.addr+"/locks", false, "switch JetStream on")
+	adaptertest.Fails(t, "nats://"+off.addr+"/locks", "switch JetStream on")
 
 	n := startNode(t, nil)
 	_, js := n.connect(t)
-	refused(t, "nats://"+n.addr+"/locks?replicas=3", false, "lower the parameter replicas")
+	adaptertest.Fails(t, "nats://"+n.addr+"/locks?replicas=3", "lower the parameter replicas")
 	await.Value(js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "old", History: 5}))
-	refused(t, "nats://"+n.addr+"/old", true, `bucket "old"`, "History of 1")
+	adaptertest.Invalid(t, "nats://"+n.addr+"/old", `bucket "old"`, "History of 1")
 }
 
 func TestTLS(t *testing.T) {
@@ -269,14 +225,14 @@ func TestTLS(t *testing.T) {
 	both := url.Values{"ca": {cert}, "cert": {cert}, "key": {key}}.Encode()
 
 	n := start(false)
-	works(t, "nats+tls://"+n.addr+"/locks?"+query)
-	works(t, "nats://"+n.addr+"/locks?"+query)
-	refused(t, "nats+tls://"+n.addr+"/locks", false, "certificate", "ca=")
-	refused(t, "nats://"+n.addr+"/locks", false, "certificate", "ca=")
+	adaptertest.Works(t, "nats+tls://"+n.addr+"/locks?"+query)
+	adaptertest.Works(t, "nats://"+n.addr+"/locks?"+query)
+	adaptertest.Fails(t, "nats+tls://"+n.addr+"/locks", "certificate", "ca=")
+	adaptertest.Fails(t, "nats://"+n.addr+"/locks", "certificate", "ca=")
 	other := strings.Replace(n.addr, "127.0.0.1", "localhost", 1)
-	refused(t, "nats+tls://"+other+"/locks?"+query, false, "nats.example", "name the host")
+	adaptertest.Fails(t, "nats+tls://"+other+"/locks?"+query, "nats.example", "name the host")
 
 	n = start(true)
-	works(t, "nats+tls://"+n.addr+"/locks?"+both)
-	refused(t, "nats+tls://"+n.addr+"/locks?"+query, false, "cert and key")
+	adaptertest.Works(t, "nats+tls://"+n.addr+"/locks?"+both)
+	adaptertest.Fails(t, "nats+tls://"+n.addr+"/locks?"+query, "cert and key")
 }

@@ -1,41 +1,23 @@
 package s3kv
 
 import (
-	"context"
 	"crypto/x509"
 	"errors"
-	"os"
-	"strings"
-	"syscall"
+
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 )
 
 // diagnose returns err, the error of opening a driver, in one line with advice.
 func diagnose(s *settings, err error) error {
-	at := "bucket " + s.bucket
+	at := "bucket " + s.bucket + ": "
 	if s.endpoint != "" {
-		at += " at " + s.endpoint
+		at = "bucket " + s.bucket + " at " + s.endpoint + ": "
 	}
-	text := strings.Join(strings.Fields(err.Error()), " ")
-	const most = 500 // bytes; a page of a proxy may be in the text
-	if len(text) > most {
-		text = text[:most] + "…"
-	}
-	if hint := hint(s, err); hint != "" {
-		text += " (" + hint + ")"
-	}
-	return &shown{at + ": " + text, err}
+	return adapter.Explain(at, err, hint(s, err))
 }
-
-// shown is an error with another text.
-type shown struct {
-	text string
-	err  error
-}
-
-func (s *shown) Error() string { return s.text }
-func (s *shown) Unwrap() error { return s.err }
 
 // hints maps the codes of S3 to advice.
 var hints = map[string]string{
@@ -45,8 +27,6 @@ var hints = map[string]string{
 	"SignatureDoesNotMatch": checkKeys,
 	"ExpiredToken":          "the credentials have expired: log in again, or renew them",
 	"InvalidToken":          checkKeys,
-	"AccessDenied":          grant,
-	"Forbidden":             grant,
 	"MethodNotAllowed":      checkEndpoint,
 	"XAdminUserNotFound":    checkKeys, // of versitygw
 	"RequestTimeTooSkewed":  "the clock of this machine is wrong: set it",
@@ -63,11 +43,9 @@ const (
 func hint(s *settings, err error) string {
 	code := codeOf(err)
 	status, region := statusOf(err)
-	isElsewhere := code == "PermanentRedirect" || code == "TemporaryRedirect" ||
-		code == "AuthorizationHeaderMalformed"
 
 	switch {
-	case isElsewhere || status/100 == 3:
+	case status/100 == 3, code == "AuthorizationHeaderMalformed":
 		if region == "" {
 			region = "…"
 		}
@@ -80,20 +58,18 @@ func hint(s *settings, err error) string {
 		return grant
 	case errors.Is(err, caslock.ErrConflict): // an empty 404 to the first request
 		return checkEndpoint
-	case errors.As(err, new(x509.UnknownAuthorityError)):
-		return "name the file of its certificate authority: AWS_CA_BUNDLE=/path/to/ca.pem"
-	case errors.As(err, new(x509.HostnameError)):
-		if s.pathStyle {
-			return "name the host that the certificate is for in the parameter endpoint"
-		}
+	case errors.As(err, new(x509.HostnameError)) && !s.pathStyle:
 		return "use_path_style=true, because the certificate is not for BUCKET.host"
-	case strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
-		return "the server has no TLS: use http:// in the parameter endpoint"
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return "nobody listens there: check the parameter endpoint"
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return "no answer: check the parameter endpoint, and that no firewall is in between"
 	}
 
-	return ""
+	return adapter.Hint(err, "AWS_CA_BUNDLE=/path/to/ca.pem", "http:// in the parameter endpoint")
+}
+
+// statusOf returns the status of an answer and the region that it names, or 0.
+func statusOf(err error) (status int, region string) {
+	var answer *awshttp.ResponseError
+	if !errors.As(err, &answer) || answer.Response == nil {
+		return 0, ""
+	}
+	return answer.HTTPStatusCode(), answer.Response.Header.Get("X-Amz-Bucket-Region")
 }

@@ -2,11 +2,9 @@ package s3kv
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -17,14 +15,11 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 )
 
 func init() {
 	hasp.Register("s3", open, "region", "endpoint", "use_path_style", "profile", "clock")
-}
-
-func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
 }
 
 // settings is what a Config says.
@@ -76,20 +71,21 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 // parse returns the settings of c.
 func parse(c hasp.Config) (*settings, error) {
 	const form = "s3://bucket/prefix?region=…"
-	if len(c.Nodes) != 1 {
-		return nil, invalid("nodes: want one node with a bucket, not %d: %s", len(c.Nodes), form)
+	node, err := adapter.Node(c, form)
+	if err != nil {
+		return nil, err
 	}
-	node := strings.TrimPrefix(c.Nodes[0], "s3://")
+	node = strings.TrimPrefix(node, "s3://")
 	if strings.Contains(node, "@") || strings.Contains(node, "://") {
 		// The error does not repeat the node, which may contain a password.
-		return nil, invalid("node: want %s; credentials belong into AWS_ACCESS_KEY_ID and "+
+		return nil, adapter.Invalid("node: want %s; credentials belong into AWS_ACCESS_KEY_ID and "+
 			"AWS_SECRET_ACCESS_KEY, and a host into the parameter endpoint", form)
 	}
 
 	s := &settings{region: c.Params["region"], profile: c.Params["profile"]}
 	s.bucket, s.prefix, _ = strings.Cut(node, "/")
 	if s.bucket == "" {
-		return nil, invalid("node: no bucket: want %s", form)
+		return nil, adapter.Invalid("node: no bucket: want %s", form)
 	}
 	if s.prefix = strings.Trim(s.prefix, "/"); s.prefix != "" {
 		s.prefix += "/"
@@ -99,29 +95,15 @@ func parse(c hasp.Config) (*settings, error) {
 		u, err := url.Parse(text)
 		isWeb := err == nil && (u.Scheme == "http" || u.Scheme == "https")
 		if !isWeb || u.Host == "" || u.User != nil {
-			return nil, invalid("parameter endpoint: want a URL such as https://host:9000")
+			return nil, adapter.Invalid("parameter endpoint: want a URL such as https://host:9000")
 		}
 		s.endpoint = text
 	}
 
-	var err error
-	if s.pathStyle, err = boolean(c.Params, "use_path_style", s.endpoint != ""); err != nil {
-		return nil, err
-	}
-	s.clock, err = boolean(c.Params, "clock", false)
-	return s, err
-}
-
-func boolean(params map[string]string, name string, otherwise bool) (bool, error) {
-	text, ok := params[name]
-	if !ok {
-		return otherwise, nil
-	}
-	v, err := strconv.ParseBool(text)
-	if err != nil {
-		return false, invalid("parameter %s=%q: want true or false", name, text)
-	}
-	return v, nil
+	params := adapter.Params{Values: c.Params}
+	s.pathStyle = params.Bool("use_path_style", s.endpoint != "")
+	s.clock = params.Bool("clock", false)
+	return s, params.Err
 }
 
 // client returns a client with the credentials of the environment, and its transport.
@@ -129,10 +111,10 @@ func (s *settings) client(ctx context.Context) (*s3.Client, *http.Transport, err
 	conf, err := config.LoadDefaultConfig(ctx,
 		config.WithRegion(s.region), config.WithSharedConfigProfile(s.profile))
 	if err != nil {
-		return nil, nil, invalid("%w: check AWS_PROFILE, AWS_CA_BUNDLE and the files in ~/.aws", err)
+		return nil, nil, adapter.Invalid("%w: check AWS_PROFILE, AWS_CA_BUNDLE and the files in ~/.aws", err)
 	}
 	if conf.Region == "" && s.endpoint == "" {
-		return nil, nil, invalid("no region: set the parameter region, or AWS_REGION")
+		return nil, nil, adapter.Invalid("no region: set the parameter region, or AWS_REGION")
 	}
 	if conf.Region == "" {
 		conf.Region = "us-east-1"
@@ -167,13 +149,4 @@ func (s *settings) client(ctx context.Context) (*s3.Client, *http.Transport, err
 			o.BaseEndpoint = &s.endpoint
 		}
 	}), transport, nil
-}
-
-// statusOf returns the status of an answer and the region that it names, or 0.
-func statusOf(err error) (status int, region string) {
-	var answer *awshttp.ResponseError
-	if !errors.As(err, &answer) || answer.Response == nil {
-		return 0, ""
-	}
-	return answer.HTTPStatusCode(), answer.Response.Header.Get("X-Amz-Bucket-Region")
 }

@@ -1,44 +1,17 @@
 package s3kv_test
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/caslock/internal/adaptertest"
 	"github.com/hasplock/hasp/internal/await"
 )
-
-// refused opens a URL, and checks that the error is one line with the words, and without the
-// password hunter2. The flag invalid says whether it must be ErrInvalid.
-func refused(t *testing.T, at string, invalid bool, words ...string) {
-	t.Helper()
-	c, err := hasp.Open(t.Context(), at, &hasp.Options{Timeout: 20 * time.Second})
-	if err == nil {
-		c.Close()
-		t.Errorf("%s: opened", at)
-		return
-	}
-
-	text := err.Error()
-	t.Log(text)
-	if got := errors.Is(err, hasp.ErrInvalid); got != invalid {
-		t.Errorf("%s: %s: ErrInvalid %t, want %t", at, text, got, invalid)
-	}
-	for _, word := range words {
-		if !strings.Contains(text, word) {
-			t.Errorf("%s: %q, want %q in it", at, text, word)
-		}
-	}
-	if strings.Contains(text, "hunter2") || strings.Contains(text, "\n") || len(text) > 900 {
-		t.Errorf("%s: the error has a password, or is long: %q", at, text)
-	}
-}
 
 func TestBadURL(t *testing.T) {
 	t.Parallel()
@@ -55,7 +28,7 @@ func TestBadURL(t *testing.T) {
 		"s3://bucket":                         {"no region", "AWS_REGION"},
 		"s3://bucket?profile=nobody&region=a": {"nobody", "~/.aws"},
 	} {
-		refused(t, at, true, words...)
+		adaptertest.Invalid(t, at, words...)
 	}
 }
 
@@ -64,9 +37,9 @@ func TestServer(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	other := strings.Replace(at(s.addr, ""), "bucket", "other", 1)
-	refused(t, other, false, "NoSuchBucket", "create it")
-	refused(t, at(s.addr, "region=eu-1"), false, "us-east-1", "another region")
-	refused(t, strings.Replace(at(s.addr, ""), "http:", "https:", 1), false, "no TLS", "http://")
+	adaptertest.Fails(t, other, "NoSuchBucket", "create it")
+	adaptertest.Fails(t, at(s.addr, "region=eu-1"), "us-east-1", "another region")
+	adaptertest.Fails(t, strings.Replace(at(s.addr, ""), "http:", "https:", 1), "no TLS", "http://")
 
 	// A Config works, and Close leaves no connection.
 	c := hasp.Config{
@@ -75,25 +48,28 @@ func TestServer(t *testing.T) {
 		Params:   map[string]string{"endpoint": "http://" + s.addr, "ttl": "10s", "clock": "true"},
 	}
 	client := await.Value(c.Open(t.Context(), nil))
-	err := hasp.Do(t.Context(), client, "key", func(context.Context, *hasp.Lease) error { return nil })
-	if err := errors.Join(err, client.Close()); err != nil {
-		t.Error(err)
-	}
+	l := await.Value(client.Lock(t.Context(), "key"))
+	await.Must(t, errors.Join(l.Unlock(t.Context()), client.Close()))
 }
 
 func TestCredentials(t *testing.T) {
 	s := startServer(t)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "hunter2x")
-	refused(t, at(s.addr, ""), false, "SignatureDoesNotMatch", "check AWS_ACCESS_KEY_ID")
+	adaptertest.Fails(t, at(s.addr, ""), "SignatureDoesNotMatch", "check AWS_ACCESS_KEY_ID")
 	t.Setenv("AWS_ACCESS_KEY_ID", "nobody")
-	refused(t, at(s.addr, ""), false, "No user exists", "check AWS_ACCESS_KEY_ID")
+	adaptertest.Fails(t, at(s.addr, ""), "No user exists", "check AWS_ACCESS_KEY_ID")
 	t.Setenv("AWS_ACCESS_KEY_ID", "")
-	refused(t, at(s.addr, ""), false, "no credentials", "profile")
+	adaptertest.Fails(t, at(s.addr, ""), "no credentials", "profile")
 }
 
 // Each server is a fake that gives one answer to all requests.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
+	lacks := fakeServer(t, func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusNotImplemented, "NotImplemented")
+	})
+	adaptertest.Invalid(t, at(lacks, ""), "lacks a condition")
+
 	page := "<!DOCTYPE html>\n<html><body>Please log in &nbsp;<br></body>\n</html>"
 	html := func(status int) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -131,7 +107,7 @@ func TestAnswers(t *testing.T) {
 		"an unknown error": {s3Error(500, "InternalError"), []string{"InternalError"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			refused(t, at(fakeServer(t, answer.serve), ""), false, answer.words...)
+			adaptertest.Fails(t, at(fakeServer(t, answer.serve), ""), answer.words...)
 		})
 	}
 }
@@ -139,14 +115,14 @@ func TestAnswers(t *testing.T) {
 func TestNobodyThere(t *testing.T) {
 	t.Parallel()
 	// Port 1 belongs to tcpmux, and the kernel gives it to no socket by chance.
-	refused(t, at("127.0.0.1:1", ""), false, "nobody listens")
+	adaptertest.Fails(t, at("127.0.0.1:1", ""), "is the server running there?")
 
 	silent := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
-	refused(t, at(silent.Addr().String(), "timeout=300ms"), false, "no answer")
+	adaptertest.Fails(t, at(silent.Addr().String(), "timeout=300ms"), "no answer")
 
 	// The certificate is for another host, and of an unknown authority.
 	f := httptest.NewTLSServer(nil)
 	defer f.Close()
-	refused(t, "s3://bucket?endpoint="+f.URL, false, "certificate", "AWS_CA_BUNDLE")
+	adaptertest.Fails(t, "s3://bucket?endpoint="+f.URL, "certificate", "AWS_CA_BUNDLE")
 }

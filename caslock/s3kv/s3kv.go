@@ -28,9 +28,9 @@
 //
 // A key that has been free for an hour is removed by a DELETE with If-Match, which Amazon S3 obeys.
 // Some stores, such as MinIO and R2, ignore this condition or lack it, and some answer 412 to the
-// PUT of a name whose last version is a delete marker. In such a store, s3kv replaces the object by
-// an empty one, which stays. It does not remove that with a plain DELETE, which could remove a new
-// hold. A lifecycle rule may remove old versions of objects, but no current one.
+// PUT of a name whose last version is a delete marker. In such a store, the object of each key
+// stays, because a plain DELETE could remove a new hold. A lifecycle rule may remove old versions
+// of objects, but no current one.
 //
 // Each poll costs money, so set hasp.Options.Backoff to some seconds. The program needs
 // s3:GetObject, s3:PutObject, s3:DeleteObject, and s3:ListBucket, without which S3 answers 403 for
@@ -39,13 +39,13 @@ package s3kv
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -85,8 +85,6 @@ type Store struct {
 	bucket string
 	prefix string
 	clock  bool // the servers' clocks agree
-
-	deletes atomic.Pointer[bool] // what probe has found out, or nil
 }
 
 // New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such
@@ -137,11 +135,7 @@ func answer(err error) error {
 
 // Get reads the object of name.
 func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
-	e, err := s.get(ctx, s.object(name))
-	if isTomb(e) {
-		return caslock.Entry{}, nil
-	}
-	return e, err
+	return s.get(ctx, s.object(name))
 }
 
 func (s *Store) get(ctx context.Context, object *string) (e caslock.Entry, err error) {
@@ -178,21 +172,7 @@ func version(etag *string) (string, error) {
 
 // Put writes the object of name if it has this ETag.
 func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
-	object := s.object(name)
-	v, err := s.put(ctx, object, value, at)
-	if at == "" && errors.Is(err, caslock.ErrConflict) {
-		// The object may be empty, which is the trace of a Delete. Then the name is absent.
-		e, getErr := s.get(ctx, object)
-		if getErr == nil && isTomb(e) {
-			return s.put(ctx, object, value, e.Version)
-		}
-	}
-
-	return v, err
-}
-
-func (s *Store) put(ctx context.Context, object *string, value []byte, at string) (string, error) {
-	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: object, Body: bytes.NewReader(value)}
+	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: s.object(name), Body: bytes.NewReader(value)}
 	if at == "" {
 		in.IfNoneMatch = aws.String("*")
 	} else {
@@ -206,17 +186,25 @@ func (s *Store) put(ctx context.Context, object *string, value []byte, at string
 	return version(out.ETag)
 }
 
-// Scan lists objects in the order of their names, and reads several of them at the same time. If it
-// cannot read n of them in half of the time that ctx has left, it returns fewer. If it cannot read
-// one of them, it returns those before that one.
+// probePrefix begins the names that only one driver uses, once: package caslock refuses such keys.
+const probePrefix = "caslock-probe-"
+
+// Delete deletes the object of name if it has this ETag. If the store has no such DELETE, Delete
+// removes only the object of a probe, whatever its ETag. So the probe finds that out.
+func (s *Store) Delete(ctx context.Context, name, at string) error {
+	in := &s3.DeleteObjectInput{Bucket: &s.bucket, Key: s.object(name), IfMatch: &at}
+	_, err := s.client.DeleteObject(ctx, in, once)
+	if codeOf(err) == "NotImplemented" && strings.HasPrefix(name, probePrefix) {
+		in.IfMatch = nil
+		_, err = s.client.DeleteObject(ctx, in, once)
+	}
+	return answer(err)
+}
+
+// Scan lists objects in the order of their names, and reads several of them at the same time.
 func (s *Store) Scan(
 	ctx context.Context, position string, n int,
 ) (es []caslock.Entry, next string, err error) {
-	end := time.Now().Add(time.Minute)
-	if deadline, ok := ctx.Deadline(); ok {
-		end = time.Now().Add(time.Until(deadline) / 2)
-	}
-
 	in := &s3.ListObjectsV2Input{
 		Bucket:  &s.bucket,
 		Prefix:  &s.prefix,
@@ -224,45 +212,25 @@ func (s *Store) Scan(
 	}
 
 	if position != "" {
-		in.StartAfter = &position
+		in.ContinuationToken = &position
 	}
 	out, err := s.client.ListObjectsV2(ctx, in, once)
 	if err != nil {
 		return nil, "", err
 	}
 
-	all := out.Contents
-	es = make([]caslock.Entry, len(all))
-	errs := make([]error, len(all))
+	es = make([]caslock.Entry, len(out.Contents))
+	errs := make([]error, len(es))
 	slots := make(chan struct{}, scanners)
-	var wg sync.WaitGroup
-	for i, o := range all {
-		if o.Size != nil && *o.Size == 0 {
-			continue // a deleted name needs no GET
-		}
+	var reads sync.WaitGroup
+	for i, o := range out.Contents {
 		slots <- struct{}{}
-		if i > 0 && time.Now().After(end) {
-			errs[i] = context.DeadlineExceeded
-			break
-		}
-		wg.Go(func() {
+		reads.Go(func() {
 			es[i], errs[i] = s.get(ctx, o.Key)
 			<-slots
 		})
 	}
 
-	wg.Wait()
-
-	read := len(all)
-	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		read = i
-	}
-	if read == 0 {
-		return nil, "", errors.Join(errs...)
-	}
-	if read < len(all) || aws.ToBool(out.IsTruncated) {
-		next = aws.ToString(all[read-1].Key)
-	}
-	isAbsent := func(e caslock.Entry) bool { return e.Version == "" || isTomb(e) }
-	return slices.DeleteFunc(es[:read], isAbsent), next, nil
+	reads.Wait()
+	return es, aws.ToString(out.NextContinuationToken), cmp.Or(errs...)
 }

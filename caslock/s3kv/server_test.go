@@ -17,11 +17,12 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
+	"github.com/hasplock/hasp/caslock/internal/adaptertest"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
 )
 
-const accessKey, secretKey = "hasp", "hunter2"
+const accessKey, secretKey = "hasp", adaptertest.Secret
 
 // TestMain sets the credentials of all servers, also for the processes that the suite starts, and
 // leaves out what this machine may have of its own.
@@ -115,11 +116,11 @@ func (s *server) kill() {
 	<-s.ended
 }
 
-// client returns a client that is none of s3kv's.
-func (s *server) client() *s3.Client {
+// client returns a client of the server at an address.
+func client(addr string) *s3.Client {
 	return s3.New(s3.Options{
 		Region:       "us-east-1",
-		BaseEndpoint: aws.String("http://" + s.addr),
+		BaseEndpoint: aws.String("http://" + addr),
 		UsePathStyle: true,
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: accessKey, SecretAccessKey: secretKey}, nil
@@ -127,12 +128,8 @@ func (s *server) client() *s3.Client {
 	})
 }
 
-// fake answers a request, or returns false.
-type fake func(w http.ResponseWriter, r *http.Request) bool
-
-// front starts a fake in front of the server. The server gets the requests that the fake does not
-// answer.
-func (s *server) front(t *testing.T, answer fake) string {
+// front starts a server that answers a request itself, or else leaves it to s.
+func (s *server) front(t *testing.T, answer func(http.ResponseWriter, *http.Request) bool) string {
 	proxy := httputil.NewSingleHostReverseProxy(await.Value(url.Parse("http://" + s.addr)))
 	return fakeServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if !answer(w, r) {
@@ -152,9 +149,4 @@ func fakeServer(t *testing.T, serve http.HandlerFunc) (addr string) {
 func refuse(w http.ResponseWriter, status int, code string) {
 	w.WriteHeader(status)
 	_, _ = w.Write([]byte("<Error><Code>" + code + "</Code><Message>so it is</Message></Error>"))
-}
-
-// objectOf returns the key of a request for an object.
-func objectOf(r *http.Request) *string {
-	return aws.String(strings.TrimPrefix(r.URL.Path, "/bucket/"))
 }

@@ -4,13 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
-	"os"
-	"slices"
 	"strings"
-	"syscall"
 
-	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 )
 
 // Parts of the texts of errors. The texts are the same in all drivers for a database, so this
@@ -31,15 +27,6 @@ func missing(err error) bool { return has(err, noTable) || has(err, noTableIn) }
 
 func denied(err error) bool { return has(err, noCreate) }
 
-// said is an error with another text.
-type said struct {
-	text string
-	error
-}
-
-func (s *said) Error() string { return s.text }
-func (s *said) Unwrap() error { return s.error }
-
 const readOnly = "this server is a read-only replica: use the address of the primary"
 
 // hints maps a part of an error to what to do about it.
@@ -58,7 +45,6 @@ var hints = []struct{ part, hint string }{
 	{"Error 1836 ", readOnly},
 	{"Error 3159 ", "the server wants TLS: add tls=true"},
 	{"server does not support TLS", "remove tls, or configure the server for TLS"},
-	{"x509: ", "name the file of its certificate authority: ca=/path/to/ca.pem"},
 
 	{"readonly database", "give this user the right to write the file and its directory"},
 	{"disk is full", "free space on the disk of the file"},
@@ -74,23 +60,15 @@ func diagnose(err error) error {
 		return err
 	}
 
-	text := strings.Join(strings.Fields(err.Error()), " ")
-	hint := ""
-	known := slices.IndexFunc(hints, func(h struct{ part, hint string }) bool {
-		return strings.Contains(text, h.part)
-	})
-	switch {
-	case known >= 0:
-		hint = hints[known].hint
-	case errors.Is(err, syscall.ECONNREFUSED):
-		hint = "is the server running there? check host and port"
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		hint = "no answer: check host and port, and that no firewall is in between"
-	default:
-		return err
+	for _, h := range hints {
+		if has(err, h.part) {
+			return adapter.Explain("", err, h.hint)
+		}
 	}
-
-	return &said{fmt.Sprintf("%s (%s)", text, hint), err}
+	if hint := adapter.Hint(err, "ca=/path/to/ca.pem", ""); hint != "" {
+		return adapter.Explain("", err, hint)
+	}
+	return err
 }
 
 // checkMySQL refuses connections that do not commit by themselves: other connections would not see
@@ -104,8 +82,8 @@ func checkMySQL(ctx context.Context, db *sql.DB) error {
 	}
 
 	if !autocommit {
-		return fmt.Errorf("%w: autocommit is off, so no other connection would see a lock: "+
-			"remove autocommit from the DSN, or set it to 1", backend.ErrInvalid)
+		return adapter.Invalid("autocommit is off, so no other connection would see a lock: " +
+			"remove autocommit from the DSN, or set it to 1")
 	}
 	if mode != "0" && mode != "OFF" {
 		return errors.New(readOnly)
@@ -121,8 +99,8 @@ func checkSQLite(ctx context.Context, db *sql.DB) error {
 		return diagnose(err)
 	}
 	if file == "" {
-		return fmt.Errorf("%w: want a file, because each connection has a database in memory of "+
-			"its own", backend.ErrInvalid)
+		return adapter.Invalid(
+			"want a file, because each connection has a database in memory of its own")
 	}
 	return nil
 }

@@ -38,6 +38,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 	"github.com/hasplock/hasp/internal/clock"
 )
 
@@ -60,7 +61,7 @@ type Dialect struct {
 // MySQL is for MariaDB and MySQL, and SQLite for SQLite 3.24 or later.
 var (
 	MySQL = Dialect{
-		table: `CREATE TABLE IF NOT EXISTS $t (name VARBINARY(318) PRIMARY KEY, value LONGBLOB NOT NULL,
+		table: `CREATE TABLE IF NOT EXISTS $t (name VARBINARY(240) PRIMARY KEY, value LONGBLOB NOT NULL,
 			version VARCHAR(32) NOT NULL, at BIGINT NOT NULL) ENGINE=InnoDB`,
 		insert:       `INSERT IGNORE INTO $t (value, version, at, name) VALUES (?, ?, $now, ?)`,
 		now:          `(TIMESTAMPDIFF(MICROSECOND, '2000-01-01', UTC_TIMESTAMP(6)) + ?)`,
@@ -162,8 +163,8 @@ func (s *Store) findTable(ctx context.Context) error {
 
 	_, err = s.db.ExecContext(ctx, s.create)
 	if denied(err) {
-		return &said{fmt.Sprintf("%v (let an administrator run: %s; and let this user SELECT, "+
-			"INSERT, UPDATE and DELETE)", err, s.create), err}
+		return adapter.Explain("", err, "let an administrator run: "+s.create+
+			"; and let this user SELECT, INSERT, UPDATE and DELETE")
 	}
 	return diagnose(err)
 }

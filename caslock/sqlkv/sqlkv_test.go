@@ -19,9 +19,9 @@ import (
 	"github.com/go-sql-driver/mysql"
 	_ "github.com/mattn/go-sqlite3"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adaptertest"
 	"github.com/hasplock/hasp/caslock/sqlkv"
 	_ "github.com/hasplock/hasp/caslock/sqlkv/mysql"
 	"github.com/hasplock/hasp/conformance"
@@ -36,15 +36,6 @@ func open(ctx context.Context, dialect sqlkv.Dialect, name, dsn string) (backend
 	db.SetMaxOpenConns(16)
 	db.SetMaxIdleConns(16)
 	return sqlkv.NewDriver(ctx, db, dialect, "hasp_locks")
-}
-
-// openURL opens a driver by a URL.
-func openURL(ctx context.Context, url string) (backend.Driver, error) {
-	c, err := hasp.ParseURL(url)
-	if err != nil {
-		return nil, err
-	}
-	return c.Driver(ctx)
 }
 
 func TestConformanceSQLite(t *testing.T) {
@@ -112,49 +103,48 @@ func (m *mariadb) kill() error {
 
 func TestConformanceMariaDB(t *testing.T) {
 	t.Parallel()
-	if _, err := exec.LookPath("mariadbd"); err != nil && !conformance.Child() {
-		if os.Getenv("HASP_TEST_MARIADB") == "required" {
-			t.Fatal(err)
-		}
-		t.Skip("no mariadbd on the PATH")
+	if !conformance.Child() {
+		needMariaDB(t)
 	}
 	m := &mariadb{}
-	conformance.Run(t, conformance.Harness{
-		Store: func(ctx context.Context) (string, func(), error) {
-			m.dir, m.addr = t.TempDir(), await.Value(crew.FreeAddr())
-			return m.addr, func() { m.kill() }, m.start(ctx)
-		},
-		Open: func(ctx context.Context, addr string) (backend.Driver, error) {
-			return openURL(ctx, "mysql://root@"+addr+"/test")
-		},
-		Link: func(_ context.Context, addr string) (*conformance.Link, error) { return conformance.TCP(addr) },
-		Stop: func(context.Context, string) error { return m.kill() },
-		Start: func(ctx context.Context, _ string, data bool) error {
-			if !data {
-				m.dir = t.TempDir()
-			}
-			return m.start(ctx)
-		},
-		Kick: func(ctx context.Context, addr string) error {
-			db := await.Value(sql.Open("mysql", dsn(addr)))
-			defer db.Close()
-			_, _ = db.ExecContext(ctx, "KILL USER root") // an error says that it has ended its own connection as well
-			return ctx.Err()
-		},
-	})
+	h := adaptertest.Harness(func(addr string) string { return "mysql://root@" + addr + "/test" })
+	h.Store = func(ctx context.Context) (string, func(), error) {
+		m.dir = t.TempDir()
+		m.addr = await.Value(crew.FreeAddr())
+		return m.addr, func() { m.kill() }, m.start(ctx)
+	}
+	h.Stop = func(context.Context, string) error { return m.kill() }
+	h.Start = func(ctx context.Context, _ string, data bool) error {
+		if !data {
+			m.dir = t.TempDir()
+		}
+		return m.start(ctx)
+	}
+	h.Kick = func(ctx context.Context, addr string) error {
+		db := await.Value(sql.Open("mysql", dsn(addr)))
+		defer db.Close()
+		_, _ = db.ExecContext(ctx, "KILL USER root") // an error: it has ended its own connection, too
+		return ctx.Err()
+	}
+	conformance.Run(t, h)
 }
 
 func TestNewIsChecked(t *testing.T) {
-	memory, db := await.Value(sql.Open("sqlite3", ":memory:")), await.Value(sql.Open("sqlite3", "file:"+t.TempDir()+"/db"))
+	memory := await.Value(sql.Open("sqlite3", ":memory:"))
 	defer memory.Close()
+	db := await.Value(sql.Open("sqlite3", "file:"+t.TempDir()+"/db"))
 	defer db.Close()
-	for what, call := range map[string]func() (*sqlkv.Store, error){
-		"no database":   func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), nil, sqlkv.SQLite, "locks") },
-		"in memory":     func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), memory, sqlkv.SQLite, "locks") },
-		"no dialect":    func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), db, sqlkv.Dialect{}, "locks") },
-		"a wrong table": func() (*sqlkv.Store, error) { return sqlkv.New(t.Context(), db, sqlkv.SQLite, "a; DROP TABLE b") },
+	for what, c := range map[string]struct {
+		db      *sql.DB
+		dialect sqlkv.Dialect
+		table   string
+	}{
+		"no database":   {nil, sqlkv.SQLite, "locks"},
+		"in memory":     {memory, sqlkv.SQLite, "locks"},
+		"no dialect":    {db, sqlkv.Dialect{}, "locks"},
+		"a wrong table": {db, sqlkv.SQLite, "a; DROP TABLE b"},
 	} {
-		if _, err := call(); !errors.Is(err, backend.ErrInvalid) {
+		if _, err := sqlkv.New(t.Context(), c.db, c.dialect, c.table); !errors.Is(err, backend.ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", what, err)
 		}
 	}

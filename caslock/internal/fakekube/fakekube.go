@@ -24,7 +24,7 @@ type Server struct {
 
 	mu       sync.Mutex // guards the fields below
 	revision int
-	objects  map[string]map[string]any
+	objects  map[string]object
 	http     *http.Server
 }
 
@@ -38,10 +38,11 @@ func (s *Server) Start(data bool) error {
 		return err
 	}
 	if !data || s.objects == nil {
-		s.objects = map[string]map[string]any{}
+		s.objects = map[string]object{}
 		s.revision = 0
 	}
-	s.Addr, s.http = l.Addr().String(), &http.Server{Handler: s}
+	s.Addr = l.Addr().String()
+	s.http = &http.Server{Handler: s}
 	go s.http.Serve(l)
 	return nil
 }
@@ -49,21 +50,23 @@ func (s *Server) Start(data bool) error {
 // Stop ends all connections.
 func (s *Server) Stop() error { return s.http.Close() }
 
-// field returns a field of an object's metadata, or nil.
-func field(object map[string]any, name string) any {
-	meta, _ := object["metadata"].(map[string]any)
-	return meta[name]
+// object is an object of the API in JSON.
+type object = map[string]any
+
+// metadata returns the metadata of an object, or nil.
+func metadata(o object) object {
+	m, _ := o["metadata"].(object)
+	return m
 }
 
 // merge returns target after a JSON merge patch (RFC 7386).
-func merge(target, patch map[string]any) map[string]any {
-	merged := maps.Clone(target)
-	if merged == nil {
-		merged = map[string]any{}
-	}
+func merge(target, patch object) object {
+	merged := object{}
+	maps.Copy(merged, target)
 	for name, value := range patch {
-		inner, isObject := value.(map[string]any)
-		switch old, _ := merged[name].(map[string]any); {
+		inner, isObject := value.(object)
+		old, _ := merged[name].(object)
+		switch {
 		case value == nil:
 			delete(merged, name)
 		case isObject:
@@ -75,99 +78,116 @@ func merge(target, patch map[string]any) map[string]any {
 	return merged
 }
 
+// answer sends an object.
+func answer(w http.ResponseWriter, code int, o object) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(o)
+}
+
+// refuse sends a Status, which names the reason and a field.
+func refuse(w http.ResponseWriter, code int, reason, field string) {
+	answer(w, code, object{
+		"kind":       "Status",
+		"apiVersion": "v1",
+		"status":     "Failure",
+		"code":       code,
+		"reason":     reason,
+		"message":    reason,
+		"details":    object{"causes": []object{{"field": field}}},
+	})
+}
+
 // ServeHTTP serves get, list, create, update, patch and delete.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var in map[string]any
-	if body, err := io.ReadAll(r.Body); err != nil || len(body) > 0 && json.Unmarshal(body, &in) != nil {
+	var in object
+	body, _ := io.ReadAll(r.Body)
+	if len(body) > 0 && json.Unmarshal(body, &in) != nil {
 		w.WriteHeader(http.StatusUnsupportedMediaType) // the fake has no protobuf
 		return
 	}
+
 	name := path.Base(r.URL.Path)
+	isList := name == "leases" && r.Method == http.MethodGet
 	if name == "leases" {
-		name = ""
-		if meta, ok := in["metadata"].(map[string]any); ok {
-			name, _ = meta["name"].(string)
-		}
+		name, _ = metadata(in)["name"].(string)
 	}
 	old := s.objects[name]
-	expected := field(in, "resourceVersion")
-	uid := field(in, "uid")
-	if options, ok := in["preconditions"].(map[string]any); ok {
-		expected = options["resourceVersion"]
-		uid = options["uid"]
+	expected := metadata(in)
+	if options, ok := in["preconditions"].(object); ok {
+		expected = options
+	}
+	differs := func(field string) bool {
+		return expected[field] != nil && expected[field] != metadata(old)[field]
 	}
 
-	w.Header().Set("Content-Type", "application/json")
-	answer := func(code int, object any) {
-		w.WriteHeader(code)
-		json.NewEncoder(w).Encode(object)
-	}
-	refuse := func(code int, reason string) {
-		status := map[string]any{
-			"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code,
-			"message": reason,
-		}
-		if reason == "Invalid" {
-			cause := map[string]string{"field": "metadata.uid"}
-			status["details"] = map[string]any{"causes": []any{cause}}
-		}
-		answer(code, status)
-	}
+	isDelete := r.Method == http.MethodDelete
+	isPost := r.Method == http.MethodPost
 	switch {
 	case !strings.Contains(r.URL.Path, "/namespaces/default/"):
-		refuse(http.StatusNotFound, "NotFound")
-	case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/leases"):
-		s.list(answer, r)
-	case r.Method == http.MethodPost && old != nil:
-		refuse(http.StatusConflict, "AlreadyExists")
-	case r.Method != http.MethodPost && old == nil:
-		refuse(http.StatusNotFound, "NotFound")
+		refuse(w, http.StatusNotFound, "NotFound", "")
+	case isList:
+		s.list(w, r)
+	case isPost && old != nil:
+		refuse(w, http.StatusConflict, "AlreadyExists", "")
+	case !isPost && old == nil:
+		refuse(w, http.StatusNotFound, "NotFound", "")
 	case r.Method == http.MethodGet:
-		answer(http.StatusOK, old)
-	case old != nil && expected != nil && expected != field(old, "resourceVersion"):
-		refuse(http.StatusConflict, "Conflict")
-	case old != nil && uid != nil && uid != field(old, "uid") && r.Method == http.MethodDelete:
-		refuse(http.StatusConflict, "Conflict")
-	case old != nil && uid != nil && uid != field(old, "uid"):
-		refuse(http.StatusUnprocessableEntity, "Invalid") // a patch or a put may not change the uid
-	case r.Method == http.MethodDelete:
+		answer(w, http.StatusOK, old)
+	case !isPost && differs("resourceVersion"), isDelete && differs("uid"):
+		refuse(w, http.StatusConflict, "Conflict", "")
+	case !isPost && differs("uid"):
+		refuse(w, http.StatusUnprocessableEntity, "Invalid", "metadata.uid")
+	case isDelete:
 		delete(s.objects, name)
-		answer(http.StatusOK, map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Success"})
+		answer(w, http.StatusOK, object{"kind": "Status", "apiVersion": "v1", "status": "Success"})
 	default:
-		s.revision++
-		newUID := any(rand.Text())
-		if old != nil {
-			newUID = field(old, "uid")
-		}
-		if r.Method != http.MethodPatch {
-			old = nil // replaces the object
-		}
-		object := merge(old, in)
-		meta := object["metadata"].(map[string]any)
-		meta["resourceVersion"] = strconv.Itoa(s.revision)
-		meta["uid"] = newUID
-		s.objects[name] = object
-		answer(map[bool]int{true: http.StatusCreated, false: http.StatusOK}[r.Method == http.MethodPost], object)
+		answer(w, http.StatusOK, s.write(name, old, in, r.Method == http.MethodPatch))
 	}
 }
 
+// write creates an object, or patches or replaces the old one.
+func (s *Server) write(name string, old, in object, patch bool) object {
+	s.revision++
+	uid := metadata(old)["uid"]
+	if old == nil {
+		uid = rand.Text()
+	}
+	if !patch {
+		old = nil
+	}
+
+	o := merge(old, in)
+	metadata(o)["resourceVersion"] = strconv.Itoa(s.revision)
+	metadata(o)["uid"] = uid
+	s.objects[name] = o
+	return o
+}
+
 // list sends a page of the objects that have the label, in the order of their names.
-func (s *Server) list(answer func(int, any), r *http.Request) {
+func (s *Server) list(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	label, _, _ := strings.Cut(query.Get("labelSelector"), "=")
 	limit, _ := strconv.Atoi(query.Get("limit"))
-	items, meta := []any{}, map[string]any{"resourceVersion": strconv.Itoa(s.revision)}
+	items := []object{}
+	next := ""
 	for _, name := range slices.Sorted(maps.Keys(s.objects)) {
-		labels, _ := s.objects[name]["metadata"].(map[string]any)["labels"].(map[string]any)
+		labels, _ := metadata(s.objects[name])["labels"].(object)
 		if name <= query.Get("continue") || labels[label] == nil {
 			continue
 		}
-		if items = append(items, s.objects[name]); len(items) == limit {
-			meta["continue"] = name
+		items = append(items, s.objects[name])
+		if len(items) == limit {
+			next = name
 			break
 		}
 	}
-	answer(http.StatusOK, map[string]any{"kind": "LeaseList", "apiVersion": "coordination.k8s.io/v1", "metadata": meta, "items": items})
+	answer(w, http.StatusOK, object{
+		"kind":       "LeaseList",
+		"apiVersion": "coordination.k8s.io/v1",
+		"metadata":   object{"resourceVersion": strconv.Itoa(s.revision), "continue": next},
+		"items":      items,
+	})
 }

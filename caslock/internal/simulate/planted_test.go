@@ -43,7 +43,7 @@ var planted = []struct{ name, file, code, bug string }{
 	},
 	{
 		name: "a late answer to a renewal counts from the retry",
-		file: "renew.go",
+		file: "caslock.go",
 		code: "		return !over",
 		bug:  "		g = grant(c, 0, now); return !over",
 	},
@@ -64,7 +64,7 @@ var planted = []struct{ name, file, code, bug string }{
 	},
 	{
 		name: "a renewal keeps the number of its hold",
-		file: "renew.go",
+		file: "caslock.go",
 		code: "rec.add(it, max(c.TTL, it.rest(now)), now)",
 		bug: `n := it.N
 		rec.add(it, max(c.TTL, it.rest(now)), now)

@@ -18,16 +18,15 @@
 package mysql
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"database/sql"
-	"fmt"
 	"net"
 	"net/url"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -35,6 +34,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 	"github.com/hasplock/hasp/caslock/sqlkv"
 )
 
@@ -54,74 +54,64 @@ var tlsValues = []string{"true", "skip-verify", "preferred", "false"}
 
 func init() { hasp.Register("mysql", open, append(driverParams, "table", "pool_size", "ca")...) }
 
-func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
-}
-
 // The function open returns a driver for c, which comes from a URL of this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	cfg, err := parse(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	size, err := poolSize(c.Params["pool_size"])
-	if err != nil {
-		return nil, err
-	}
-	table := c.Params["table"]
-	if table == "" {
-		table = defaultTable
+	params := adapter.Params{Values: c.Params}
+	size := params.Int("pool_size", defaultPoolSize, maxPoolSize)
+	if params.Err != nil {
+		return nil, params.Err
 	}
 
 	connector, err := mysql.NewConnector(cfg)
 	if err != nil {
-		return nil, invalid("%v", err)
+		return nil, adapter.Invalid("%v", err)
 	}
 	db := sql.OpenDB(connector)
 	db.SetMaxOpenConns(size)
 	db.SetMaxIdleConns(size)
-	return sqlkv.NewDriver(ctx, db, sqlkv.MySQL, table)
+	return sqlkv.NewDriver(ctx, db, sqlkv.MySQL, cmp.Or(c.Params["table"], defaultTable))
 }
 
 // parse returns the settings of connections. Its errors do not repeat the node, which may contain a
 // password.
 func parse(ctx context.Context, c hasp.Config) (*mysql.Config, error) {
-	if len(c.Nodes) != 1 {
-		return nil, invalid("mysql takes one node, got %d: want %s", len(c.Nodes), form)
+	node, err := adapter.Node(c, form)
+	if err != nil {
+		return nil, err
 	}
-	place := strings.TrimPrefix(c.Nodes[0], "mysql://")
+	place := strings.TrimPrefix(node, "mysql://")
 	if strings.ContainsAny(place, "?#") || strings.Count(place, "@") > 1 {
-		return nil, invalid("the node has several @, or a ? or #: in a password write %%40, %%3F "+
+		return nil, adapter.Invalid("the node has several @, or a ? or #: in a password write %%40, %%3F "+
 			"or %%23, and put parameters into params: want %s", form)
 	}
 	u, err := url.Parse("mysql://" + place)
 	if err != nil {
-		return nil, invalid("the node is malformed: want %s, with %%25 for %% and %%2F for / in "+
+		return nil, adapter.Invalid("the node is malformed: want %s, with %%25 for %% and %%2F for / in "+
 			"the password", form)
 	}
 	database := strings.TrimPrefix(u.Path, "/")
 	switch {
 	case u.Hostname() == "":
-		return nil, invalid("the node has no host: want %s", form)
+		return nil, adapter.Invalid("the node has no host: want %s", form)
 	case database == "" || strings.Contains(database, "/"):
-		return nil, invalid("the node names no database after the host: want %s", form)
+		return nil, adapter.Invalid("the node names no database after the host: want %s", form)
 	case u.User.Username() == "":
-		return nil, invalid("the node has no user: want %s", form)
+		return nil, adapter.Invalid("the node has no user: want %s", form)
 	}
 
 	if t := c.Params["tls"]; t != "" && !slices.Contains(tlsValues, t) {
-		return nil, invalid("parameter tls=%q: want one of %s", t, strings.Join(tlsValues, ", "))
+		return nil, adapter.Invalid("parameter tls=%q: want one of %s", t, strings.Join(tlsValues, ", "))
 	}
 
-	port := u.Port()
-	if port == "" {
-		port = "3306"
-	}
 	given := mysql.NewConfig()
 	given.User = u.User.Username()
 	given.Passwd, _ = u.User.Password()
 	given.Net = "tcp"
-	given.Addr = net.JoinHostPort(u.Hostname(), port)
+	given.Addr = net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "3306"))
 	given.DBName = database
 	given.Params = map[string]string{}
 	for name, value := range c.Params {
@@ -133,7 +123,7 @@ func parse(ctx context.Context, c hasp.Config) (*mysql.Config, error) {
 	// Parse the parameters as go-sql-driver does.
 	cfg, err := mysql.ParseDSN(given.FormatDSN())
 	if err != nil {
-		return nil, invalid("parameters: %v", err)
+		return nil, adapter.Invalid("parameters: %v", err)
 	}
 	if cfg.TLS, err = trust(c.Params["ca"], cfg.TLS, u.Hostname()); err != nil {
 		return nil, err
@@ -153,22 +143,11 @@ func trust(file string, t *tls.Config, host string) (*tls.Config, error) {
 	}
 	pem, err := os.ReadFile(file)
 	if err != nil {
-		return nil, invalid("parameter ca: %v", err)
+		return nil, adapter.Invalid("parameter ca: %v", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, invalid("parameter ca: %s has no certificate in PEM", file)
+		return nil, adapter.Invalid("parameter ca: %s has no certificate in PEM", file)
 	}
 	return &tls.Config{RootCAs: pool, ServerName: host}, nil
-}
-
-func poolSize(text string) (int, error) {
-	if text == "" {
-		return defaultPoolSize, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > maxPoolSize {
-		return 0, invalid("parameter pool_size=%q: want a number from 1 to %d", text, maxPoolSize)
-	}
-	return n, nil
 }

@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/hasplock/hasp v0.0.0
+	github.com/hasplock/hasp/caslock v0.0.0
 	github.com/hasplock/hasp/caslock/sqlkv v0.0.0
 	modernc.org/sqlite v1.62.0
 )
@@ -11,7 +12,6 @@ require (
 require (
 	github.com/dustin/go-humanize v1.1.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
-	github.com/hasplock/hasp/caslock v0.0.0 // indirect
 	github.com/mattn/go-isatty v0.0.24 // indirect
 	github.com/ncruces/go-strftime v1.1.0 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect

@@ -12,9 +12,9 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
-	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -24,6 +24,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 	"github.com/hasplock/hasp/caslock/sqlkv"
 )
 
@@ -40,19 +41,11 @@ const settings = "?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)" +
 
 func init() { hasp.Register("sqlite", open, "table") }
 
-func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
-}
-
 // The function open returns a driver for c, which comes from a URL of this strategy.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	file, err := parse(c)
 	if err != nil {
 		return nil, err
-	}
-	table := c.Params["table"]
-	if table == "" {
-		table = defaultTable
 	}
 
 	// A file is named by a URI, in which SQLite decodes special characters.
@@ -65,30 +58,31 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	// SQLite has one writer at a time, and one that waits polls. So the calls of this process take
 	// turns at one connection, which keeps their order.
 	db.SetMaxOpenConns(1)
-	return sqlkv.NewDriver(ctx, db, sqlkv.SQLite, table)
+	return sqlkv.NewDriver(ctx, db, sqlkv.SQLite, cmp.Or(c.Params["table"], defaultTable))
 }
 
 // parse returns the absolute path of the file.
 func parse(c hasp.Config) (string, error) {
-	if len(c.Nodes) != 1 {
-		return "", invalid("sqlite takes one file, got %d: want %s", len(c.Nodes), form)
+	node, err := adapter.Node(c, form)
+	if err != nil {
+		return "", err
 	}
-	path := strings.TrimPrefix(c.Nodes[0], "sqlite://")
+	path := strings.TrimPrefix(node, "sqlite://")
 	if path == "" || path == ":memory:" || strings.HasSuffix(path, "/") {
-		return "", invalid("want a file that processes share: %s", form)
+		return "", adapter.Invalid("want a file that processes share: %s", form)
 	}
 
 	file, err := filepath.Abs(path)
 	if err != nil {
-		return "", invalid("%v", err)
+		return "", adapter.Invalid("%v", err)
 	}
 	directory := filepath.Dir(file)
 	if info, err := os.Stat(directory); err != nil || !info.IsDir() {
-		return "", invalid("%s is not a directory that this user can read: create it first",
+		return "", adapter.Invalid("%s is not a directory that this user can read: create it first",
 			directory)
 	}
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
-		return "", invalid("%s is a directory: want the name of a file in it", file)
+		return "", adapter.Invalid("%s is a directory: want the name of a file in it", file)
 	}
 	return file, nil
 }

@@ -1,0 +1,127 @@
+// Package adapter has what the adapters share: how they read a URL, and how they explain an error.
+package adapter
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/hasplock/hasp"
+	"github.com/hasplock/hasp/backend"
+)
+
+// Invalid returns a backend.ErrInvalid with a text.
+func Invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
+}
+
+// Node returns the only node of c. The text form says what a URL looks like.
+func Node(c hasp.Config, form string) (string, error) {
+	if len(c.Nodes) != 1 {
+		return "", Invalid("nodes: want one node, not %d: %s", len(c.Nodes), form)
+	}
+	return c.Nodes[0], nil
+}
+
+// Params reads the parameters of a URL. Err is the first error.
+type Params struct {
+	Values map[string]string
+	Err    error
+}
+
+func (p *Params) fail(err error) {
+	if p.Err == nil {
+		p.Err = err
+	}
+}
+
+// Bool returns a parameter that is true or false.
+func (p *Params) Bool(name string, otherwise bool) bool {
+	text, ok := p.Values[name]
+	if !ok {
+		return otherwise
+	}
+	v, err := strconv.ParseBool(text)
+	if err != nil {
+		p.fail(Invalid("parameter %s=%q: want true or false", name, text))
+	}
+	return v
+}
+
+// Int returns a parameter that is a number from 1 to most.
+func (p *Params) Int(name string, otherwise, most int) int {
+	text, ok := p.Values[name]
+	if !ok {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > most {
+		p.fail(Invalid("parameter %s=%q: want a number from 1 to %d", name, text, most))
+	}
+	return n
+}
+
+// File returns the name of a file that can be read, or "" if the parameter is missing. Libraries
+// read such files later, and their errors do not name the parameter.
+func (p *Params) File(name string) string {
+	file, ok := p.Values[name]
+	if ok {
+		if _, err := os.ReadFile(file); err != nil {
+			p.fail(Invalid("parameter %s: %v", name, err))
+		}
+	}
+	return file
+}
+
+// shown is an error with another text.
+type shown struct {
+	text string
+	err  error
+}
+
+func (s *shown) Error() string { return s.text }
+func (s *shown) Unwrap() error { return s.err }
+
+// Explain returns err in one line, after the text at, and with a hint unless it is "".
+func Explain(at string, err error, hint string) error {
+	const most = 500 // bytes; a page of a proxy may be in the text
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if len(text) > most {
+		text = text[:most] + "…"
+	}
+	if hint != "" {
+		text += " (" + hint + ")"
+	}
+	return &shown{at + text, err}
+}
+
+// Hint says what to do about an error of a connection, or returns "" if there is no advice. The
+// arguments say how a user names the authority of a certificate, and a server without TLS.
+func Hint(err error, ca, plain string) string {
+	switch {
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		return "name the file of its certificate authority: " + ca
+	case errors.As(err, new(x509.HostnameError)):
+		return "name the host that the certificate is for"
+	case errors.As(err, new(x509.CertificateInvalidError)):
+		return "renew the certificate, or correct the clock of this host"
+	case strings.Contains(err.Error(), "HTTP response to HTTPS client"):
+		return "the server has no TLS: use " + plain
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "is the server running there? check host and port"
+	case IsTimeout(err):
+		return "no answer: check host and port, and that no firewall is in between"
+	}
+
+	return ""
+}
+
+// IsTimeout reports whether err says that no answer came in time.
+func IsTimeout(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
+}
