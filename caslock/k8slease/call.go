@@ -167,6 +167,11 @@ func (s *api) refusal(q *request, code int, a *answer) error {
 			"coordination.k8s.io in the namespace %s", message, q.verb(), verbs, s.namespace)
 	case code == http.StatusNotFound:
 		return s.errorf("%s: check the namespace %s: kubectl get namespace %[3]s", message, s.namespace)
+	case code == http.StatusGone:
+		return s.errorf("%s: the list took too long: list again", message)
+	case code == http.StatusUnsupportedMediaType, code == http.StatusMethodNotAllowed:
+		return s.errorf("%s: it does not know %s of Leases in JSON: use Kubernetes 1.14 or later",
+			message, q.verb())
 	case code == http.StatusTooManyRequests:
 		return s.errorf("%s: it is overloaded: set hasp.Options.Backoff to seconds, or give "+
 			"the account a PriorityLevelConfiguration", message)

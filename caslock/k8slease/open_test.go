@@ -144,6 +144,8 @@ func TestRefusals(t *testing.T) {
 		{status(403, "no", isMethod("DELETE")), []string{"lacks the verb delete:"}},
 		{status(403, "it is being terminated", all), []string{"not being deleted"}},
 		{status(404, "namespaces not found", all), []string{"404", "check the namespace default"}},
+		{status(410, "too old", isList), []string{"410", "list again"}},
+		{status(415, "no", isMethod("PATCH")), []string{"415", "does not know patch", "1.14"}},
 		{status(429, "slow down", all), []string{"429", "overloaded"}},
 		{status(500, "a\nb", all), []string{"500: a b"}},
 		{page, []string{"200 OK", "no JSON", "no API server"}},

@@ -1,10 +1,15 @@
 package election
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
+	"os"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +26,7 @@ import (
 	"github.com/hasplock/hasp/caslock/internal/fakekube"
 	"github.com/hasplock/hasp/caslock/k8slease"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/crew"
 )
 
 const (
@@ -54,10 +60,15 @@ func newStore(addr string) *k8slease.Store {
 	return k8slease.New(&http.Client{Transport: &http.Transport{}}, "http://"+addr, "default")
 }
 
+// newLocks returns a Client of hasp.
+func newLocks(addr string) (*hasp.Client, error) {
+	return caslock.New(context.Background(), newStore(addr), &hasp.Options{TTL: term, Owner: "worker"})
+}
+
 // locks returns a Client that is closed at the end of the test.
 func (w *world) locks() *hasp.Client {
-	o := &hasp.Options{TTL: term, Owner: "worker"}
-	c := await.Value(caslock.New(context.Background(), newStore(w.server.Addr), o))
+	c, err := newLocks(w.server.Addr)
+	await.Must(w.t, err)
 	w.t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -182,4 +193,132 @@ func TestARenewalInTheSecondOfTheGrant(t *testing.T) {
 			t.Errorf("client-go leads %v before the end of the hold", early)
 		}
 	})
+}
+
+// turn is when a process had the Lease, in nanoseconds since 1970.
+type turn struct {
+	process    *process
+	start, end int64
+}
+
+// process is a process that takes the Lease again and again, and tells of each turn.
+type process struct {
+	*crew.Process
+	kind string
+	void [2]int64 // a pause and the term after it: what began then proves nothing
+}
+
+// contend is the role of such a process.
+func contend(args []string) error {
+	kind, w, parent := args[0], &world{server: &fakekube.Server{Addr: args[1]}}, crew.Parent()
+	work := func(valid func() bool) {
+		start := time.Now().UnixNano()
+		if !valid() {
+			return // the process has stood still since it got the Lease
+		}
+		time.Sleep(rand.N(50 * time.Millisecond))
+		parent.Send([]int64{start, time.Now().UnixNano()})
+	}
+	c, err := newLocks(args[1])
+	for err == nil {
+		if kind == "hasp" {
+			err = hasp.Do(context.Background(), c, lease, func(ctx context.Context, l *hasp.Lease) error {
+				work(func() bool { return l.Err() == nil })
+				return nil
+			})
+			if errors.Is(err, hasp.ErrLost) {
+				err = nil // by a pause
+			}
+		} else {
+			ctx, end := context.WithCancel(context.Background())
+			w.leads(ctx, fmt.Sprint("elector", os.Getpid()), true, func(ctx context.Context) {
+				work(func() bool { return ctx.Err() == nil })
+				end()
+			})
+			end()
+		}
+		time.Sleep(rand.N(200 * time.Millisecond))
+	}
+	return err
+}
+
+func TestMain(m *testing.M) {
+	crew.Main(crew.Roles{"contend": contend})
+	os.Exit(m.Run())
+}
+
+// Two clusters of processes take turns on one Lease, while some of them are stopped and killed.
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var mu sync.Mutex // guards turns
+	var turns []turn
+	start := func(kind string) *process {
+		child, err := crew.Start("contend", kind, w.server.Addr)
+		await.Must(t, err)
+		p := &process{Process: child, kind: kind}
+		go func() {
+			for of := [2]int64{}; p.Receive(&of) == nil; {
+				mu.Lock()
+				turns = append(turns, turn{p, of[0], of[1]})
+				mu.Unlock()
+			}
+			p.Wait()
+		}()
+		t.Cleanup(func() { p.Kill() })
+		return p
+	}
+	all := []*process{start("client-go"), start("hasp"), start("client-go"), start("hasp")}
+	turnsOfBoth := func() {
+		since := time.Now().UnixNano()
+		await.Until(t, "two turns of each kind", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			n := map[string]int{}
+			for _, of := range turns {
+				if of.start > since {
+					n[of.process.kind]++
+				}
+			}
+			return n["hasp"] >= 2 && n["client-go"] >= 2
+		})
+	}
+	turnsOfBoth()
+	for i := range 8 {
+		p := all[i%4]
+		if i < 4 {
+			await.Must(t, p.Pause())
+			mu.Lock()
+			p.void[0] = time.Now().UnixNano()
+			mu.Unlock()
+			turnsOfBoth()
+			await.Must(t, p.Resume())
+			mu.Lock()
+			p.void[1] = time.Now().Add(term).UnixNano()
+			mu.Unlock()
+		} else {
+			await.Must(t, p.Kill())
+			all[i%4] = start(p.kind)
+		}
+		turnsOfBoth()
+	}
+
+	mu.Lock()
+	defer mu.Unlock()
+	slices.SortFunc(turns, func(a, b turn) int { return cmp.Compare(a.start, b.start) })
+	var last turn
+	for _, of := range turns {
+		v := of.process.void
+		switch {
+		case of.start >= v[0] && of.start < v[1]:
+			continue
+		case of.start < v[0] && of.end > v[0], of.end-of.start > int64(term)/2:
+			of.end = of.start // it was stopped, or stood still, during its turn
+		}
+		if of.start < last.end {
+			t.Errorf("%s has the Lease %v before the end of a turn of %s", of.process.kind, time.Duration(last.end-of.start), last.process.kind)
+		}
+		last = of
+	}
+	t.Logf("%d turns", len(turns))
 }
