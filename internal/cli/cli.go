@@ -112,8 +112,11 @@ func (a *app) root() *cobra.Command {
 	root.AddCommand(a.runCommand(), a.leadCommand(), a.lockCommand(), a.renewCommand(), a.unlockCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
 		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.manCommand())
 	for _, cmd := range root.Commands() {
-		if _, arg, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arg, "KEY") {
+		if strings.Contains(cmd.Use, " KEY") {
 			cmd.ValidArgsFunction = a.completeKey
+		}
+		if cmd.Args == nil {
+			cmd.Args = countArgs
 		}
 	}
 
@@ -181,7 +184,6 @@ func (a *app) manCommand() *cobra.Command {
 		Use:     "man",
 		Short:   "Print a man page of all commands",
 		Example: `  hasp man >/usr/local/share/man/man1/hasp.1`,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			root := cmd.Root()
 			page := ".TH HASP 1\n.SH NAME\nhasp \\- " + root.Short + "\n.SH DESCRIPTION\n" + roff(root.Long)

@@ -39,7 +39,6 @@ or if the check would have to stop the store or move its clock. The exit code is
 1 if a clause failed.`,
 		Example: `  hasp conform
   hasp conform --url spinlock+redis://localhost:6379`,
-		Args: cobra.NoArgs,
 		RunE: a.conform,
 	}
 }

@@ -68,7 +68,6 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
   hasp demo --no-lock
   hasp demo --ui
   hasp demo --url spinlock+redis://localhost:6379`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if d.Work = 20 * time.Millisecond; page {
 				d.Work = 300 * time.Millisecond // long enough for a person to follow each hold
@@ -82,7 +81,9 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
 
 	f := cmd.Flags()
 	f.IntVar(&d.Increments, "increments", 20, "increments that each worker makes")
-	f.DurationVar(&d.TTL, "ttl", 1500*time.Millisecond, "term of the lock: how long the key stays locked after the kill")
+	d.TTL = 1500 * time.Millisecond
+	f.Var((*duration)(&d.TTL), "ttl",
+		"term of the lock: how long the key stays locked after the kill (default: 1.5s)")
 	f.BoolVar(&d.NoLock, "no-lock", false, "use no lock, and see the number go wrong")
 	f.BoolVar(&page, "ui", false, "show the lock on a web page, as hasp ui does")
 	cmd.MarkFlagsMutuallyExclusive("ui", "no-lock")

@@ -38,7 +38,6 @@ begins with
 
 The exit code is 1 if a line is bad. "hasp conform" checks the promises themselves.`,
 		Example: `  hasp doctor --url spinlock+redis://localhost:6379`,
-		Args:    cobra.NoArgs,
 		RunE:    d.examine,
 	}
 }

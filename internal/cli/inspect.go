@@ -47,7 +47,6 @@ slots are held, and 1 if a caller could get it.`,
 		Example: `  hasp inspect backup
   hasp inspect backup --check && echo "backup runs"
   hasp inspect backup --json --url spinlock+redis://localhost:6379`,
-		Args: oneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if n < 0 || n > maxSlots {
 				return usagef("--slots %d: want 1 to %d", n, maxSlots)

@@ -42,7 +42,6 @@ To follow the locks, use "watch hasp ls" or "hasp ui".`,
   hasp ls mail:
   hasp ls --waiting --url fairlock+redis://localhost:6379
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			prefix := strings.Join(args, "") // there is at most one argument
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {

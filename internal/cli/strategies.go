@@ -61,7 +61,6 @@ func (a *app) strategiesCommand() *cobra.Command {
           order, or in none
   FENCE   whether a lock can have a fence, see "hasp run --help"
   URL     an example`,
-		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "STRATEGY\tREACH\tORDER\tFENCE\tURL\tABOUT")

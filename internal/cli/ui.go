@@ -46,7 +46,6 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
   hasp ui mail: --url fairlock+redis://localhost:6379
   export ` + uiToken + `=$(openssl rand -hex 16); echo $` + uiToken + `
   hasp ui --listen 0.0.0.0:7420`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Prefix = strings.Join(args, "") // there is at most one argument
 			return a.ui(cmd, o)
