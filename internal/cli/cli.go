@@ -95,10 +95,12 @@ arguments of a program.
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
-		Use:                        "hasp",
-		Short:                      "Named locks that processes share",
-		Long:                       rootHelp,
-		PersistentPreRun:           func(cmd *cobra.Command, _ []string) { a.ran = cmd.ValidateFlagGroups() == nil },
+		Use:   "hasp",
+		Short: "Named locks that processes share",
+		Long:  rootHelp,
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
+			a.ran = cmd.ValidateFlagGroups() == nil
+		},
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
@@ -109,8 +111,12 @@ func (a *app) root() *cobra.Command {
 
 	a.store.register(root)
 	_ = root.RegisterFlagCompletionFunc("url", completeURL)
-	root.AddCommand(a.runCommand(), a.leadCommand(), a.lockCommand(), a.renewCommand(), a.unlockCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
-		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.manCommand())
+	root.AddCommand(
+		a.runCommand(), a.leadCommand(),
+		a.lockCommand(), a.renewCommand(), a.unlockCommand(),
+		a.inspectCommand(), a.lsCommand(), a.uiCommand(), a.breakCommand(),
+		a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.demoCommand(), a.manCommand(),
+	)
 	for _, cmd := range root.Commands() {
 		if strings.Contains(cmd.Use, " KEY") {
 			cmd.ValidArgsFunction = a.completeKey
@@ -123,7 +129,8 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-func completeURL(*cobra.Command, []string, string) (urls []string, _ cobra.ShellCompDirective) {
+func completeURL(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	var urls []string
 	for _, s := range described {
 		urls = append(urls, s.URL+"\t"+s.About)
 	}
@@ -189,11 +196,14 @@ func (a *app) manCommand() *cobra.Command {
 			page := ".TH HASP 1\n.SH NAME\nhasp \\- " + root.Short + "\n.SH DESCRIPTION\n" + roff(root.Long)
 			for _, c := range root.Commands() {
 				if !c.Hidden && c.Name() != "help" {
-					page += ".SH \"" + strings.ToUpper(c.CommandPath()) + "\"\n" + roff(c.UseLine()+"\n\n"+cmp.Or(c.Long, c.Short)+"\n\n"+c.LocalFlags().FlagUsages()+"\n"+c.Example)
+					about := cmp.Or(c.Long, c.Short) + "\n\n" + c.LocalFlags().FlagUsages()
+					page += ".SH \"" + strings.ToUpper(c.CommandPath()) + "\"\n"
+					page += roff(c.UseLine() + "\n\n" + about + "\n" + c.Example)
 				}
 			}
 
-			_, err := io.WriteString(a.out, page+".SH \"FLAGS OF ALL COMMANDS\"\n"+roff(root.PersistentFlags().FlagUsages()))
+			page += ".SH \"FLAGS OF ALL COMMANDS\"\n" + roff(root.PersistentFlags().FlagUsages())
+			_, err := io.WriteString(a.out, page)
 			return err
 		},
 	}

@@ -50,7 +50,9 @@ func (a *app) conform(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, began, counts := cmd.Context(), time.Now(), map[string]int{}
+	ctx := cmd.Context()
+	began := time.Now()
+	counts := map[string]int{}
 	err = conformance.Check(ctx, harness(c), func(r conformance.Result) {
 		counts[r.Status]++
 		a.printClause(r)
@@ -111,7 +113,8 @@ func harness(c hasp.Config) conformance.Harness {
 			continue
 		}
 		other := c
-		other.Strategy, other.Params = strategy, maps.Clone(c.Params)
+		other.Strategy = strategy
+		other.Params = maps.Clone(c.Params)
 		maps.DeleteFunc(other.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
 		h.Others[strategy] = func(ctx context.Context, _ string) (backend.Driver, error) { return other.Driver(ctx) }
 	}

@@ -102,12 +102,14 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	d.Key, d.File = "hasp-demo-"+rand.Text(), filepath.Join(dir, "number")
+	d.Key = "hasp-demo-" + rand.Text()
+	d.File = filepath.Join(dir, "number")
 	if err := writeNumber(d.File, 0); err != nil {
 		return err
 	}
 
-	ctx, place := cmd.Context(), "no lock at all"
+	ctx := cmd.Context()
+	place := "no lock at all"
 	if !d.NoLock {
 		d.Store = hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}
 		if _, set := os.LookupEnv("HASP_URL"); set || cmd.Flag("url").Changed || cmd.Flag("config").Changed {
@@ -341,7 +343,8 @@ func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error
 		return w.increment(func() error { return nil }, "")
 	}
 	for {
-		wrote, began := false, time.Now()
+		wrote := false
+		began := time.Now()
 		err := hasp.Do(ctx, client, w.Key, func(_ context.Context, lease *hasp.Lease) error {
 			if dies {
 				fmt.Printf("%s  worker %d (pid %d) is killed while it holds the lock; the key stays locked until its term ends\n",

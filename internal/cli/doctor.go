@@ -54,7 +54,8 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, alone := cmd.Context(), c.Strategy != "redlock"
+	ctx := cmd.Context()
+	alone := c.Strategy != "redlock"
 	for _, list := range c.Nodes {
 		nodes, err := []string{list}, error(nil)
 		if !alone {

@@ -34,7 +34,8 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 		return lease, err
 	}
 
-	held, end := &hasp.HeldError{}, ""
+	held := &hasp.HeldError{}
+	end := ""
 	errors.As(err, &held) // if the store names the holder, the variable held contains it
 	if r.wait > 0 {
 		end = "; it was not free within " + text.Duration(r.wait)
