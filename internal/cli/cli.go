@@ -211,7 +211,8 @@ func (a *app) manCommand() *cobra.Command {
 
 // roff formats text for a man page, and keeps its lines as they are.
 func roff(text string) string {
-	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace("\n" + strings.TrimSpace(text))
+	escapes := strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'")
+	text = escapes.Replace("\n" + strings.TrimSpace(text))
 	return ".nf" + text + "\n.fi\n"
 }
 
@@ -221,5 +222,6 @@ func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		module = info.Main.Version
 	}
-	return fmt.Sprintf("%s %s %s/%s", cmp.Or(module, "(devel)"), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("%s %s %s/%s", cmp.Or(module, "(devel)"), runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 }

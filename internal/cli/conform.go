@@ -64,7 +64,8 @@ func (a *app) conform(cmd *cobra.Command, _ []string) error {
 	case ctx.Err() == nil:
 		fmt.Fprintf(a.out, "\n%s: %d passed, %d failed, %d skipped in %s\n", c.Strategy,
 			counts["pass"], counts["fail"], counts["skip"], text.Duration(time.Since(began)))
-		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: a Go test with package conformance can run it.`)
+		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: `+
+			`a Go test with package conformance can run it.`)
 	}
 
 	if err != nil && ctx.Err() == nil {
@@ -80,10 +81,12 @@ func (a *app) printClause(r conformance.Result) {
 		took = text.Duration(r.Elapsed)
 	}
 
-	line := fmt.Sprintf("%s  %-34s %8s  %s", r.Status, text.Plain(r.Name), took, text.Plain(r.Reason))
+	line := fmt.Sprintf("%s  %-34s %8s  %s", r.Status, text.Plain(r.Name), took,
+		text.Plain(r.Reason))
 	fmt.Fprintln(a.out, strings.TrimRight(line, " "))
 	if r.Err != nil {
-		fmt.Fprintf(a.out, "      want: %s\n      got:  %s\n", text.Plain(r.Why), text.Plain(a.store.redact(r.Err.Error())))
+		fmt.Fprintf(a.out, "      want: %s\n      got:  %s\n", text.Plain(r.Why),
+			text.Plain(a.store.redact(r.Err.Error())))
 	}
 }
 

@@ -171,8 +171,10 @@ func (a *app) reportDemo(d *demo, number int) {
 	case d.NoLock:
 		say("Workers overwrote increments of each other. A lock prevents that: hasp demo")
 	case number == want:
-		say("ok: the number is %d after %d increments by %d processes, in %.1fs.", number, want, demoWorkers, time.Since(d.Began).Seconds())
-		say("Worker %d was killed while it held the lock. Another one took over when its term of %s had ended.", victim, text.Duration(d.TTL))
+		say("ok: the number is %d after %d increments by %d processes, in %.1fs.", number, want,
+			demoWorkers, time.Since(d.Began).Seconds())
+		say("Worker %d was killed while it held the lock. "+
+			"Another one took over when its term of %s had ended.", victim, text.Duration(d.TTL))
 		say("The same without the lock: hasp demo --no-lock")
 	}
 }
@@ -186,14 +188,16 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 	}
 
 	// List often enough to show each hold.
-	s := ui.New(client, ui.Options{Store: d.Store.Strategy, Ordered: describe(d.Store.Strategy).Order == InOrder, Prefix: d.Key,
+	s := ui.New(client, ui.Options{Store: d.Store.Strategy,
+		Ordered: describe(d.Store.Strategy).Order == InOrder, Prefix: d.Key,
 		Every: 100 * time.Millisecond, Listen: ln.Addr().String(), Redact: a.store.redact})
 	serving, cancel := context.WithCancel(ctx)
 	var page sync.WaitGroup
 	page.Go(func() { _ = s.Serve(serving, ln) }) // if Serve fails, the browser shows that
 	end = func() { cancel(); page.Wait() }
 
-	_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n", ln.Addr(), ui.ID(d.Key))
+	_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n",
+		ln.Addr(), ui.ID(d.Key))
 	if err == nil {
 		err = s.AwaitBrowser(ctx)
 	}
@@ -282,7 +286,8 @@ func workerError(cmd *exec.Cmd, err error, number int, said string) error {
 	}
 
 	code := max(cmd.ProcessState.ExitCode(), exitFailed) // -1 after a signal
-	return codeError{code, fmt.Errorf("worker %d: %s", number, strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: "))}
+	why := strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: ")
+	return codeError{code, fmt.Errorf("worker %d: %s", number, why)}
 }
 
 // clock formats, for a line of output, the time since the start of the demo.
@@ -382,7 +387,8 @@ func (w *worker) increment(valid func() error, how string) error {
 	if err := writeNumber(w.File, n+1); err != nil {
 		return err
 	}
-	_, err = fmt.Printf("%s  worker %d writes %d of %d%s\n", w.clock(), w.Number, n+1, demoWorkers*w.Increments, how)
+	_, err = fmt.Printf("%s  worker %d writes %d of %d%s\n", w.clock(), w.Number, n+1,
+		demoWorkers*w.Increments, how)
 	return err
 }
 

@@ -107,7 +107,8 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	for what, err := range map[string]error{"inspect": err, "fence": lock(hasp.WithFence()), "shared": lock(hasp.WithShared()), "min hold": lock(hasp.WithMinHold(1))} {
 		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 			d.found(redisstore.Warn, what, err.Error())
-			rights = "the user may lock, renew and unlock; the documentation of the strategy lists the rights for the rest"
+			rights = "the user may lock, renew and unlock; " +
+				"the documentation of the strategy lists the rights for the rest"
 		}
 	}
 

@@ -66,7 +66,8 @@ func usagef(format string, args ...any) error {
 // endedBy returns the error of a command that a signal has ended. As in shells, the exit code is
 // 128 + the signal's number.
 func endedBy(sig os.Signal) error {
-	return codeError{exitSignal + int(sig.(syscall.Signal)), errors.New("ended by signal: " + sig.String())}
+	return codeError{exitSignal + int(sig.(syscall.Signal)),
+		errors.New("ended by signal: " + sig.String())}
 }
 
 // inOurWords translates errors of cobra about the command line.

@@ -79,7 +79,8 @@ slots are held, and 1 if a caller could get it.`,
 	}
 
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&check, "check", false, "print nothing, and exit with 0 if KEY is held, and 1 if it is free")
+	cmd.Flags().BoolVar(&check, "check", false,
+		"print nothing, and exit with 0 if KEY is held, and 1 if it is free")
 	cmd.Flags().IntVar(&n, "slots", 0, "the number of slots that KEY has, as with hasp run")
 	cmd.MarkFlagsMutuallyExclusive("json", "check")
 	return cmd

@@ -100,8 +100,10 @@ func table(out io.Writer, all []hasp.Entry, now time.Time) error {
 			left = "no end"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", label(e.Key), holder(e),
-			dashUnless(e.Held && !e.Since.IsZero(), text.Duration(now.Sub(e.Since))), dashUnless(e.Held, left),
-			dashUnless(e.Fence != 0, fmt.Sprint(e.Fence)), dashUnless(len(e.Waiters) > 0, fmt.Sprint(len(e.Waiters))))
+			dashUnless(e.Held && !e.Since.IsZero(), text.Duration(now.Sub(e.Since))),
+			dashUnless(e.Held, left),
+			dashUnless(e.Fence != 0, fmt.Sprint(e.Fence)),
+			dashUnless(len(e.Waiters) > 0, fmt.Sprint(len(e.Waiters))))
 	}
 
 	return w.Flush()

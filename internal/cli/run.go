@@ -133,9 +133,11 @@ func (r *run) waitFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.VarP((*duration)(&r.wait), "wait", "w",
 		"wait this long at most, such as 5m, or 10 for seconds; 0 is one attempt (default: no limit)")
-	f.BoolVarP(&r.noWait, "no-wait", "n", false, "make one attempt, and exit with 75 if the key is held")
+	f.BoolVarP(&r.noWait, "no-wait", "n", false,
+		"make one attempt, and exit with 75 if the key is held")
 	f.BoolVar(&r.shared, "shared", false, "hold KEY together with others that are shared")
-	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
+	f.IntVar(&r.slots, "slots", 0,
+		"let this many commands run at once under KEY, and set HASP_SLOT")
 	cmd.MarkFlagsMutuallyExclusive("wait", "no-wait")
 	cmd.MarkFlagsMutuallyExclusive("shared", "slots")
 	cmd.MarkFlagsMutuallyExclusive("shared", "min-hold")
@@ -247,7 +249,8 @@ func (r *run) attend(lease *hasp.Lease) (job.Result, error) {
 	if err != nil {
 		return job.Result{}, cannotRun(r.argv[0], err)
 	}
-	return j.Attend(job.Watch{Lease: lease, Signals: r.signals, Grace: r.grace, OnLoss: func() { r.sayLost(lease) }}), nil
+	return j.Attend(job.Watch{Lease: lease, Signals: r.signals, Grace: r.grace,
+		OnLoss: func() { r.sayLost(lease) }}), nil
 }
 
 // sayLost prints why the lease was lost, and what hasp does now.
@@ -269,7 +272,8 @@ func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 			"another program may have held it at the same time", r.goal)
 		r.code = exitLost
 	case unlock != nil:
-		r.complain("warning: %s; the key is free when its term is over", strings.TrimPrefix(unlock.Error(), "hasp: "))
+		r.complain("warning: %s; the key is free when its term is over",
+			strings.TrimPrefix(unlock.Error(), "hasp: "))
 	}
 
 	r.close(client) // DieAlike may end the process, so close the Client first

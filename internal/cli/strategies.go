@@ -34,7 +34,8 @@ var described = []Strategy{
 	{"spinlock", "network", "none", "spinlock+redis://localhost:6379/0", "one Redis; polls"},
 	{"pubsublock", "network", "none", "pubsublock+redis://localhost:6379/0",
 		"one Redis; a release wakes the waiters; shares locks with Redisson"},
-	{"fairlock", "network", InOrder, "fairlock+redis://localhost:6379/0", "one Redis; first come, first served"},
+	{"fairlock", "network", InOrder, "fairlock+redis://localhost:6379/0",
+		"one Redis; first come, first served"},
 	{"redlock", "network", "usually arrival", "redlock+redis://host1:6379,host2:6379,host3:6379",
 		"several Redis masters, of which a minority may fail"},
 }
