@@ -96,15 +96,23 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	const key = "hasp-doctor" // not a random key, because filelock keeps a file for each key
 	rights := "the user may do all that this strategy has"
 	most10s := hasp.WithMaxWait(10 * time.Second)
+	extend := func(ctx context.Context, l *hasp.Lease) error {
+		return l.Extend(ctx, time.Until(l.Expires()))
+	}
 	lock := func(opt hasp.Option) error {
-		return hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Until(l.Expires())) }, opt, most10s)
+		return hasp.Do(ctx, client, key, extend, opt, most10s)
 	}
 	if err := lock(nil); err != nil {
 		d.found(redisstore.Bad, "rights", err.Error())
 		return
 	}
 	_, err := client.Inspect(ctx, key)
-	for what, err := range map[string]error{"inspect": err, "fence": lock(hasp.WithFence()), "shared": lock(hasp.WithShared()), "min hold": lock(hasp.WithMinHold(1))} {
+	for what, err := range map[string]error{
+		"inspect":  err,
+		"fence":    lock(hasp.WithFence()),
+		"shared":   lock(hasp.WithShared()),
+		"min hold": lock(hasp.WithMinHold(1)),
+	} {
 		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 			d.found(redisstore.Warn, what, err.Error())
 			rights = "the user may lock, renew and unlock; " +
