@@ -104,6 +104,7 @@ func TestBadInput(t *testing.T) {
 			"run key --ttl 99ms -- true":                "ttl 99ms is below 100ms",
 			"run key --url memlock://?ttl=99ms -- true": "ttl 99ms is below 100ms",
 			"lead key --ttl 1ms -- true":                "ttl 1ms is below 100ms",
+			"run key --skip --ttl 1ms -- true":          "ttl 1ms is below 100ms",
 			"lock key --ttl 1ms":                        "ttl 1ms is below 100ms",
 			"demo --ttl 5ms":                            "ttl 5ms is below 100ms",
 			"demo --increments 0":                       "--increments 0: want 1 or more",
