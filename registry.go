@@ -16,6 +16,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/calls"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // Config names a driver and its settings. [ParseURL] creates one from a URL. A Config can be
@@ -180,7 +181,7 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 }
 
 func positive(name, s string) (time.Duration, error) {
-	d, err := time.ParseDuration(s)
+	d, err := clock.ParseDuration(s)
 	if err != nil || d <= 0 {
 		return 0, fmt.Errorf("%w: parameter %s=%q: want a positive duration such as 30s or 500ms",
 			ErrInvalid, name, s)

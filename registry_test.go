@@ -75,7 +75,7 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 		"memlock://:x?hunter2=1&owner=@h":       "write a question mark as %3F",
 		"memlock://:x?ttl=hunter2@h":            "in a parameter, write @ as %40",
 		"u:hunter2@h://x":                       "want the name of a strategy first",
-		"memlock://?ttl=5":                      "want a positive duration such as 30s",
+		"memlock://?ttl=-5":                     "want a positive duration such as 30s",
 		"memlock://?ttl=5s&ttl=6s":              "given 2 times",
 		"memlock://?ttl=50ms":                   "ttl 50ms is below 100ms",
 		"memlock://?timeout=-1s":                "want a positive duration",
@@ -139,7 +139,7 @@ func TestConfigDecodesFromYAMLAndJSON(t *testing.T) {
 
 func TestConfigWinsOverOptions(t *testing.T) {
 	var got []hasp.Event
-	c, err := hasp.Open(t.Context(), "memlock://?owner=m%40e&prefix=a:&ttl=1h&timeout=1s",
+	c, err := hasp.Open(t.Context(), "memlock://?owner=m%40e&prefix=a:&ttl=3600&timeout=1s",
 		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) { got = append(got, e) }})
 	await.Must(t, err)
 	defer c.Close()

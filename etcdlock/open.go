@@ -11,7 +11,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	hostclock "github.com/hasplock/hasp/internal/clock"
 )
 
 const (
@@ -40,7 +40,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	o := &Options{}
 	if text, ok := c.Params["window"]; ok {
 		var err error
-		if o.Window, err = time.ParseDuration(text); err != nil || o.Window < minTTL {
+		if o.Window, err = hostclock.ParseDuration(text); err != nil || o.Window < minTTL {
 			return nil, invalid("parameter window=%q: want a duration of %v or more, such as %v",
 				text, minTTL, defaultWindow)
 		}

@@ -90,6 +90,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
@@ -159,7 +160,7 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	var o Options
 	if text, ok := c.Params["window"]; ok {
-		window, err := time.ParseDuration(text)
+		window, err := clock.ParseDuration(text)
 		if err != nil || window < minWindow {
 			return nil, fmt.Errorf("%w: parameter window=%q: want a duration of at least %v, "+
 				"such as 5s",

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
@@ -113,7 +114,7 @@ func options(p map[string]string) (*Options, error) {
 		return nil, err
 	}
 	if text, ok := p["max_ttl"]; ok {
-		if o.MaxTTL, err = time.ParseDuration(text); err != nil || o.MaxTTL <= 0 {
+		if o.MaxTTL, err = clock.ParseDuration(text); err != nil || o.MaxTTL <= 0 {
 			return nil, invalid("parameter max_ttl=%q: want a positive duration such as 30s", text)
 		}
 	}

@@ -31,7 +31,6 @@ value under KEY is not a record of the strategy, break always requires --force,
 because it would delete data that may not be a lock.`,
 		Example: `  hasp inspect backup
   hasp break backup`,
-		Args: oneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				return a.breakKey(ctx, client, args[0], force)
@@ -55,7 +54,8 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 	if !force {
 		if ui.Foreign(before) {
 			return usagef("%s holds a value that is not a record of this strategy: "+
-				"it may be data of an application, or a lock of another strategy or library; --force deletes it", text.Quote(key))
+				"it may be data of an application, or a lock of another strategy or library; "+
+				"--force deletes it", text.Quote(key))
 		}
 		if err := a.confirm(ctx, key, before); err != nil {
 			return err
@@ -68,7 +68,8 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 			return err
 		}
 		if !ui.SameHold(before, now) {
-			return fmt.Errorf("%s has changed hands since the question, and was not broken", text.Quote(key))
+			return fmt.Errorf("%s has changed hands since the question, and was not broken",
+				text.Quote(key))
 		}
 	}
 

@@ -95,10 +95,12 @@ arguments of a program.
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
-		Use:                        "hasp",
-		Short:                      "Named locks that processes share",
-		Long:                       rootHelp,
-		PersistentPreRun:           func(cmd *cobra.Command, _ []string) { a.ran = cmd.ValidateFlagGroups() == nil },
+		Use:   "hasp",
+		Short: "Named locks that processes share",
+		Long:  rootHelp,
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
+			a.ran = cmd.ValidateFlagGroups() == nil
+		},
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
@@ -109,18 +111,26 @@ func (a *app) root() *cobra.Command {
 
 	a.store.register(root)
 	_ = root.RegisterFlagCompletionFunc("url", completeURL)
-	root.AddCommand(a.runCommand(), a.leadCommand(), a.lockCommand(), a.renewCommand(), a.unlockCommand(), a.demoCommand(), a.inspectCommand(), a.lsCommand(), a.uiCommand(),
-		a.breakCommand(), a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.manCommand())
+	root.AddCommand(
+		a.runCommand(), a.leadCommand(),
+		a.lockCommand(), a.renewCommand(), a.unlockCommand(),
+		a.inspectCommand(), a.lsCommand(), a.uiCommand(), a.breakCommand(),
+		a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.demoCommand(), a.manCommand(),
+	)
 	for _, cmd := range root.Commands() {
-		if _, arg, _ := strings.Cut(cmd.Use, " "); strings.HasPrefix(arg, "KEY") {
+		if strings.Contains(cmd.Use, " KEY") {
 			cmd.ValidArgsFunction = a.completeKey
+		}
+		if cmd.Args == nil {
+			cmd.Args = countArgs
 		}
 	}
 
 	return root
 }
 
-func completeURL(*cobra.Command, []string, string) (urls []string, _ cobra.ShellCompDirective) {
+func completeURL(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	var urls []string
 	for _, s := range described {
 		urls = append(urls, s.URL+"\t"+s.About)
 	}
@@ -181,17 +191,19 @@ func (a *app) manCommand() *cobra.Command {
 		Use:     "man",
 		Short:   "Print a man page of all commands",
 		Example: `  hasp man >/usr/local/share/man/man1/hasp.1`,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			root := cmd.Root()
 			page := ".TH HASP 1\n.SH NAME\nhasp \\- " + root.Short + "\n.SH DESCRIPTION\n" + roff(root.Long)
 			for _, c := range root.Commands() {
 				if !c.Hidden && c.Name() != "help" {
-					page += ".SH \"" + strings.ToUpper(c.CommandPath()) + "\"\n" + roff(c.UseLine()+"\n\n"+cmp.Or(c.Long, c.Short)+"\n\n"+c.LocalFlags().FlagUsages()+"\n"+c.Example)
+					about := cmp.Or(c.Long, c.Short) + "\n\n" + c.LocalFlags().FlagUsages()
+					page += ".SH \"" + strings.ToUpper(c.CommandPath()) + "\"\n"
+					page += roff(c.UseLine() + "\n\n" + about + "\n" + c.Example)
 				}
 			}
 
-			_, err := io.WriteString(a.out, page+".SH \"FLAGS OF ALL COMMANDS\"\n"+roff(root.PersistentFlags().FlagUsages()))
+			page += ".SH \"FLAGS OF ALL COMMANDS\"\n" + roff(root.PersistentFlags().FlagUsages())
+			_, err := io.WriteString(a.out, page)
 			return err
 		},
 	}
@@ -199,7 +211,8 @@ func (a *app) manCommand() *cobra.Command {
 
 // roff formats text for a man page, and keeps its lines as they are.
 func roff(text string) string {
-	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace("\n" + strings.TrimSpace(text))
+	escapes := strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'")
+	text = escapes.Replace("\n" + strings.TrimSpace(text))
 	return ".nf" + text + "\n.fi\n"
 }
 
@@ -209,5 +222,6 @@ func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		module = info.Main.Version
 	}
-	return fmt.Sprintf("%s %s %s/%s", cmp.Or(module, "(devel)"), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("%s %s %s/%s", cmp.Or(module, "(devel)"), runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 }

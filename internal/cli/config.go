@@ -39,7 +39,8 @@ func readConfig(file string) (c hasp.Config, err error) {
 }
 
 // wantConfig describes the form of a configuration.
-const wantConfig = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}", each once; quote a value that begins with * or !`
+const wantConfig = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}", ` +
+	`each once; quote a value that begins with * or !`
 
 var (
 	lineOf       = regexp.MustCompile(`line \d+`)

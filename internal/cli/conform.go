@@ -39,7 +39,6 @@ or if the check would have to stop the store or move its clock. The exit code is
 1 if a clause failed.`,
 		Example: `  hasp conform
   hasp conform --url spinlock+redis://localhost:6379`,
-		Args: cobra.NoArgs,
 		RunE: a.conform,
 	}
 }
@@ -51,7 +50,9 @@ func (a *app) conform(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, began, counts := cmd.Context(), time.Now(), map[string]int{}
+	ctx := cmd.Context()
+	began := time.Now()
+	counts := map[string]int{}
 	err = conformance.Check(ctx, harness(c), func(r conformance.Result) {
 		counts[r.Status]++
 		a.printClause(r)
@@ -63,7 +64,8 @@ func (a *app) conform(cmd *cobra.Command, _ []string) error {
 	case ctx.Err() == nil:
 		fmt.Fprintf(a.out, "\n%s: %d passed, %d failed, %d skipped in %s\n", c.Strategy,
 			counts["pass"], counts["fail"], counts["skip"], text.Duration(time.Since(began)))
-		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: a Go test with package conformance can run it.`)
+		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: `+
+			`a Go test with package conformance can run it.`)
 	}
 
 	if err != nil && ctx.Err() == nil {
@@ -79,10 +81,12 @@ func (a *app) printClause(r conformance.Result) {
 		took = text.Duration(r.Elapsed)
 	}
 
-	line := fmt.Sprintf("%s  %-34s %8s  %s", r.Status, text.Plain(r.Name), took, text.Plain(r.Reason))
+	line := fmt.Sprintf("%s  %-34s %8s  %s", r.Status, text.Plain(r.Name), took,
+		text.Plain(r.Reason))
 	fmt.Fprintln(a.out, strings.TrimRight(line, " "))
 	if r.Err != nil {
-		fmt.Fprintf(a.out, "      want: %s\n      got:  %s\n", text.Plain(r.Why), text.Plain(a.store.redact(r.Err.Error())))
+		fmt.Fprintf(a.out, "      want: %s\n      got:  %s\n", text.Plain(r.Why),
+			text.Plain(a.store.redact(r.Err.Error())))
 	}
 }
 
@@ -112,7 +116,8 @@ func harness(c hasp.Config) conformance.Harness {
 			continue
 		}
 		other := c
-		other.Strategy, other.Params = strategy, maps.Clone(c.Params)
+		other.Strategy = strategy
+		other.Params = maps.Clone(c.Params)
 		maps.DeleteFunc(other.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
 		h.Others[strategy] = func(ctx context.Context, _ string) (backend.Driver, error) { return other.Driver(ctx) }
 	}

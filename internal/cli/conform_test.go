@@ -69,7 +69,7 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 		d, err := hasp.Config{Strategy: s.Name, Nodes: []string{node}}.Driver(t.Context())
 		must(t, err)
 		defer d.Close()
-		if got := d.Traits(); got.Reach != s.Reach || got.Fenced != s.Fence || got.Ordered != (s.Order == InOrder) {
+		if got := d.Traits(); got.Reach != s.Reach || !got.Fenced || got.Ordered != (s.Order == InOrder) {
 			t.Errorf("%+v has the traits %+v", s, got)
 		}
 		if c, err := hasp.ParseURL(s.URL); err != nil || c.Strategy != s.Name {

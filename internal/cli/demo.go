@@ -68,7 +68,6 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
   hasp demo --no-lock
   hasp demo --ui
   hasp demo --url spinlock+redis://localhost:6379`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if d.Work = 20 * time.Millisecond; page {
 				d.Work = 300 * time.Millisecond // long enough for a person to follow each hold
@@ -82,7 +81,9 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
 
 	f := cmd.Flags()
 	f.IntVar(&d.Increments, "increments", 20, "increments that each worker makes")
-	f.DurationVar(&d.TTL, "ttl", 1500*time.Millisecond, "term of the lock: how long the key stays locked after the kill")
+	d.TTL = 1500 * time.Millisecond
+	f.Var((*duration)(&d.TTL), "ttl",
+		"term of the lock: how long the key stays locked after the kill (default: 1.5s)")
 	f.BoolVar(&d.NoLock, "no-lock", false, "use no lock, and see the number go wrong")
 	f.BoolVar(&page, "ui", false, "show the lock on a web page, as hasp ui does")
 	cmd.MarkFlagsMutuallyExclusive("ui", "no-lock")
@@ -101,12 +102,14 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	d.Key, d.File = "hasp-demo-"+rand.Text(), filepath.Join(dir, "number")
+	d.Key = "hasp-demo-" + rand.Text()
+	d.File = filepath.Join(dir, "number")
 	if err := writeNumber(d.File, 0); err != nil {
 		return err
 	}
 
-	ctx, place := cmd.Context(), "no lock at all"
+	ctx := cmd.Context()
+	place := "no lock at all"
 	if !d.NoLock {
 		d.Store = hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}
 		if _, set := os.LookupEnv("HASP_URL"); set || cmd.Flag("url").Changed || cmd.Flag("config").Changed {
@@ -168,8 +171,10 @@ func (a *app) reportDemo(d *demo, number int) {
 	case d.NoLock:
 		say("Workers overwrote increments of each other. A lock prevents that: hasp demo")
 	case number == want:
-		say("ok: the number is %d after %d increments by %d processes, in %.1fs.", number, want, demoWorkers, time.Since(d.Began).Seconds())
-		say("Worker %d was killed while it held the lock. Another one took over when its term of %s had ended.", victim, text.Duration(d.TTL))
+		say("ok: the number is %d after %d increments by %d processes, in %.1fs.", number, want,
+			demoWorkers, time.Since(d.Began).Seconds())
+		say("Worker %d was killed while it held the lock. "+
+			"Another one took over when its term of %s had ended.", victim, text.Duration(d.TTL))
 		say("The same without the lock: hasp demo --no-lock")
 	}
 }
@@ -183,14 +188,16 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 	}
 
 	// List often enough to show each hold.
-	s := ui.New(client, ui.Options{Store: d.Store.Strategy, Ordered: describe(d.Store.Strategy).Order == InOrder, Prefix: d.Key,
+	s := ui.New(client, ui.Options{Store: d.Store.Strategy,
+		Ordered: describe(d.Store.Strategy).Order == InOrder, Prefix: d.Key,
 		Every: 100 * time.Millisecond, Listen: ln.Addr().String(), Redact: a.store.redact})
 	serving, cancel := context.WithCancel(ctx)
 	var page sync.WaitGroup
 	page.Go(func() { _ = s.Serve(serving, ln) }) // if Serve fails, the browser shows that
 	end = func() { cancel(); page.Wait() }
 
-	_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n", ln.Addr(), ui.ID(d.Key))
+	_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n",
+		ln.Addr(), ui.ID(d.Key))
 	if err == nil {
 		err = s.AwaitBrowser(ctx)
 	}
@@ -279,7 +286,8 @@ func workerError(cmd *exec.Cmd, err error, number int, said string) error {
 	}
 
 	code := max(cmd.ProcessState.ExitCode(), exitFailed) // -1 after a signal
-	return codeError{code, fmt.Errorf("worker %d: %s", number, strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: "))}
+	why := strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: ")
+	return codeError{code, fmt.Errorf("worker %d: %s", number, why)}
 }
 
 // clock formats, for a line of output, the time since the start of the demo.
@@ -340,7 +348,8 @@ func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error
 		return w.increment(func() error { return nil }, "")
 	}
 	for {
-		wrote, began := false, time.Now()
+		wrote := false
+		began := time.Now()
 		err := hasp.Do(ctx, client, w.Key, func(_ context.Context, lease *hasp.Lease) error {
 			if dies {
 				fmt.Printf("%s  worker %d (pid %d) is killed while it holds the lock; the key stays locked until its term ends\n",
@@ -378,7 +387,8 @@ func (w *worker) increment(valid func() error, how string) error {
 	if err := writeNumber(w.File, n+1); err != nil {
 		return err
 	}
-	_, err = fmt.Printf("%s  worker %d writes %d of %d%s\n", w.clock(), w.Number, n+1, demoWorkers*w.Increments, how)
+	_, err = fmt.Printf("%s  worker %d writes %d of %d%s\n", w.clock(), w.Number, n+1,
+		demoWorkers*w.Increments, how)
 	return err
 }
 

@@ -20,7 +20,7 @@ func TestDemo(t *testing.T) {
 	t.Parallel()
 	for _, increments := range []int{1, 6} {
 		tmp, sum := t.TempDir(), strconv.Itoa(5*increments)
-		cmd := self(t, "hasp", "", "demo", "--increments", strconv.Itoa(increments), "--ttl", "3s")
+		cmd := self(t, "hasp", "", "demo", "--increments", strconv.Itoa(increments), "--ttl", "3")
 		cmd.Env = append(cmd.Env, "TMPDIR="+tmp)
 		o := start(t, cmd).wait().want(t, 0)
 		wrote := regexp.MustCompile(`(?m)^ +\d+\.\d{3}s  worker \d writes (\d+) of `+sum).FindAllStringSubmatch(o.out, -1)

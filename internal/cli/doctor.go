@@ -38,7 +38,6 @@ begins with
 
 The exit code is 1 if a line is bad. "hasp conform" checks the promises themselves.`,
 		Example: `  hasp doctor --url spinlock+redis://localhost:6379`,
-		Args:    cobra.NoArgs,
 		RunE:    d.examine,
 	}
 }
@@ -55,7 +54,8 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, alone := cmd.Context(), c.Strategy != "redlock"
+	ctx := cmd.Context()
+	alone := c.Strategy != "redlock"
 	for _, list := range c.Nodes {
 		nodes, err := []string{list}, error(nil)
 		if !alone {
@@ -96,18 +96,27 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	const key = "hasp-doctor" // not a random key, because filelock keeps a file for each key
 	rights := "the user may do all that this strategy has"
 	most10s := hasp.WithMaxWait(10 * time.Second)
+	extend := func(ctx context.Context, l *hasp.Lease) error {
+		return l.Extend(ctx, time.Until(l.Expires()))
+	}
 	lock := func(opt hasp.Option) error {
-		return hasp.Do(ctx, client, key, func(ctx context.Context, l *hasp.Lease) error { return l.Extend(ctx, time.Until(l.Expires())) }, opt, most10s)
+		return hasp.Do(ctx, client, key, extend, opt, most10s)
 	}
 	if err := lock(nil); err != nil {
 		d.found(redisstore.Bad, "rights", err.Error())
 		return
 	}
 	_, err := client.Inspect(ctx, key)
-	for what, err := range map[string]error{"inspect": err, "fence": lock(hasp.WithFence()), "shared": lock(hasp.WithShared()), "min hold": lock(hasp.WithMinHold(1))} {
+	for what, err := range map[string]error{
+		"inspect":  err,
+		"fence":    lock(hasp.WithFence()),
+		"shared":   lock(hasp.WithShared()),
+		"min hold": lock(hasp.WithMinHold(1)),
+	} {
 		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 			d.found(redisstore.Warn, what, err.Error())
-			rights = "the user may lock, renew and unlock; the documentation of the strategy lists the rights for the rest"
+			rights = "the user may lock, renew and unlock; " +
+				"the documentation of the strategy lists the rights for the rest"
 		}
 	}
 

@@ -66,11 +66,27 @@ func usagef(format string, args ...any) error {
 // endedBy returns the error of a command that a signal has ended. As in shells, the exit code is
 // 128 + the signal's number.
 func endedBy(sig os.Signal) error {
-	return codeError{exitSignal + int(sig.(syscall.Signal)), errors.New("ended by signal: " + sig.String())}
+	return codeError{exitSignal + int(sig.(syscall.Signal)),
+		errors.New("ended by signal: " + sig.String())}
 }
 
-// exclusive matches cobra's error about flags that exclude each other.
-var exclusive = regexp.MustCompile(`none of the others can be; \[(.*)\] were all set`)
+// inOurWords translates errors of cobra about the command line.
+var inOurWords = []struct {
+	theirs *regexp.Regexp
+	ours   string
+}{
+	{regexp.MustCompile(`^unknown command (".*?") for .* Did you mean this\? (\w+).*`),
+		`there is no command $1; did you mean $2`},
+	{regexp.MustCompile(`^unknown command (".*?") for .*`), `there is no command $1`},
+	{regexp.MustCompile(`^(?:unknown flag|bad flag syntax): (\S+)`), `there is no flag $1`},
+	{regexp.MustCompile(`^unknown shorthand flag: '(.)' in \S+`), `there is no flag -$1`},
+	{regexp.MustCompile(`^flag needs an argument: (?:'.' in )?(\S+)`), `$1 needs a value`},
+	{regexp.MustCompile(`^invalid argument (".*") for "(?:-., )?(--\S+)" flag: `), `$2 $1: `},
+	{regexp.MustCompile(`: strconv.ParseInt: .*`), `: want a number`},
+	{regexp.MustCompile(`: strconv.ParseBool: .*`), `: want true or false`},
+	{regexp.MustCompile(`^if any flags in the group .* \[(\S+) (\S+)\] were all set`),
+		`--$1 and --$2 exclude each other: give one of them`},
+}
 
 // exit prints err in one line and returns the exit code.
 func (a *app) exit(cmd *cobra.Command, err error) int {
@@ -78,11 +94,11 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 		return a.code
 	}
 	if !a.ran {
-		words := strings.Replace(err.Error(), "\n\nDid you mean this?", "; did you mean", 1)
-		if m := exclusive.FindStringSubmatch(words); m != nil {
-			words = "--" + strings.ReplaceAll(m[1], " ", " and --") + " exclude each other: give one of them"
+		words := strings.Join(strings.Fields(err.Error()), " ")
+		for _, w := range inOurWords {
+			words = w.theirs.ReplaceAllString(words, w.ours)
 		}
-		a.complain("%s (see %q)", strings.Join(strings.Fields(words), " "), cmd.CommandPath()+" --help")
+		a.complain("%s (see %q)", words, cmd.CommandPath()+" --help")
 		return exitUsage
 	}
 

@@ -47,7 +47,6 @@ slots are held, and 1 if a caller could get it.`,
 		Example: `  hasp inspect backup
   hasp inspect backup --check && echo "backup runs"
   hasp inspect backup --json --url spinlock+redis://localhost:6379`,
-		Args: oneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if n < 0 || n > maxSlots {
 				return usagef("--slots %d: want 1 to %d", n, maxSlots)
@@ -80,7 +79,8 @@ slots are held, and 1 if a caller could get it.`,
 	}
 
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&check, "check", false, "print nothing, and exit with 0 if KEY is held, and 1 if it is free")
+	cmd.Flags().BoolVar(&check, "check", false,
+		"print nothing, and exit with 0 if KEY is held, and 1 if it is free")
 	cmd.Flags().IntVar(&n, "slots", 0, "the number of slots that KEY has, as with hasp run")
 	cmd.MarkFlagsMutuallyExclusive("json", "check")
 	return cmd
@@ -114,37 +114,36 @@ func heldSlots(ctx context.Context, client *hasp.Client, key string, n int) (hel
 // if that number is not known.
 func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.Status, n int) error {
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	row := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))
-	}
+	row := func(name, value string) { fmt.Fprintf(w, "%s\t%s\n", name, value) }
 
-	row("key", "%s", text.Quote(key))
+	row("key", text.Quote(key))
 	fence := "fence"
 	if s.Held {
 		state := "held"
 		if s.Kept {
 			state = "kept by a min hold, after the owner has unlocked"
 		}
-		row("state", "%s", state)
+		row("state", state)
 		if ui.Foreign(s) {
 			row("value", "not a record of this strategy: of another strategy, another library, or an application")
 		}
 		if s.Owner != "" {
-			row("owner", "%s", text.Quote(s.Owner))
+			row("owner", text.Quote(s.Owner))
 		}
 		for i, owner := range s.Shared {
-			row(fmt.Sprintf("shared by %d", i+1), "%s", text.Quote(owner))
+			row(fmt.Sprintf("shared by %d", i+1), text.Quote(owner))
 		}
 		if !s.Since.IsZero() {
-			row("since", "%s (%s ago)", s.Since.Format(time.RFC3339), text.Duration(time.Since(s.Since)))
+			ago := text.Duration(time.Since(s.Since))
+			row("since", s.Since.Format(time.RFC3339)+" ("+ago+" ago)")
 		}
 		switch {
 		case s.TTL < 0:
 			row("term", "without an end")
 		case s.Kept:
-			row("term", "%s left", text.Duration(s.TTL))
+			row("term", text.Duration(s.TTL)+" left")
 		default:
-			row("term", "%s left, unless it is renewed", text.Duration(s.TTL))
+			row("term", text.Duration(s.TTL)+" left, unless it is renewed")
 		}
 	} else {
 		row("state", "free")
@@ -155,18 +154,18 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 		if n > 0 {
 			of = fmt.Sprintf(" of %d", n)
 		}
-		row("slots", "%d%s held", len(slots), of)
+		row("slots", fmt.Sprintf("%d%s held", len(slots), of))
 		for _, i := range slices.Sorted(maps.Keys(slots)) {
-			row(fmt.Sprintf("slot %d", i), "%s", text.Plain(refusal(slots[i]).Error()))
+			row(fmt.Sprintf("slot %d", i), text.Plain(refusal(slots[i]).Error()))
 		}
 	}
 
 	if s.Fence != 0 {
-		row(fence, "%d", s.Fence)
+		row(fence, strconv.FormatUint(s.Fence, 10))
 	}
 
 	for i, waiter := range s.Waiters {
-		row(fmt.Sprintf("waiter %d", i+1), "%s", text.Quote(waiter))
+		row(fmt.Sprintf("waiter %d", i+1), text.Quote(waiter))
 	}
 	return w.Flush()
 }

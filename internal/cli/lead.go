@@ -38,7 +38,8 @@ is the leader. If hasp loses KEY, it ends COMMAND: it sends SIGTERM, and SIGKILL
 after --grace. Then it waits for KEY again, and starts COMMAND again.
 
 When COMMAND ends while hasp holds KEY, hasp frees KEY and exits with COMMAND's
-code. The next program leads at once, or with --min-hold when that is over. If the
+code. The next program leads at once, or with --min-hold when that is over. With
+--max-hold, hasp leads for that long at most, and then waits for KEY again. If the
 store cannot be reached at the start, hasp exits with 69. Later outages do not end
 hasp lead: it goes on asking.
 
@@ -65,7 +66,9 @@ func (a *app) leadCommand() *cobra.Command {
   hasp lead mailer --ttl 10s --url spinlock+redis://redis:6379 -- ./mailer`,
 		Args: runArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			l.key, l.argv = args[0], args[1:]
+			l.key = args[0]
+			l.goal = "the lead of " + text.Quote(l.key)
+			l.argv = args[1:]
 			return l.lead(cmd)
 		},
 	}

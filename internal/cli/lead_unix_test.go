@@ -24,7 +24,7 @@ func TestLeadersFollowEachOther(t *testing.T) {
 	first := startHasp(t, url, script...)
 	first.out.expect("leads")
 	second := startHasp(t, url, script...)
-	second.err.expect(`waiting for "key", held by`)
+	second.err.expect(`waiting for the lead of "key", held by`)
 
 	// The first leader drains for longer than a term. It keeps the key meanwhile.
 	first.signal(syscall.SIGTERM)
@@ -51,7 +51,7 @@ func TestLeadResumesAfterALoss(t *testing.T) {
 		times(i+1, "stopped")
 		times(i+2, "leads")
 	}
-	contains(t, p.err.String(), "the store does not have it any more")
+	contains(t, p.err.String(), `lost the lead of "key": the store does not have it any more`)
 
 	p.signal(syscall.SIGTERM)
 	p.wait().want(t, 0)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/cli/text"
 )
 
 func (a *app) lockCommand() *cobra.Command {
@@ -40,9 +41,9 @@ the lock was lost: another program may have held KEY since.`,
   handle=$(hasp lock deploy --ttl 30m) && echo "$handle" >deploy.lock
   hasp renew - <deploy.lock && ./migrate
   hasp unlock - <deploy.lock`,
-		Args: oneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.key = args[0]
+			r.goal = text.Quote(r.key)
 			if !cmd.Flag("ttl").Changed {
 				return usagef("give --ttl: how long the key stays taken if it is neither renewed nor unlocked")
 			}
@@ -70,6 +71,7 @@ the lock was lost: another program may have held KEY since.`,
 		"ttl":      "how long KEY stays taken if it is neither renewed nor unlocked",
 		"fence":    "put a fence into the handle, and fail if the strategy has no fences",
 		"slots":    "let this many callers hold KEY at once",
+		"max-hold": "hold KEY for this long at most, however often it is renewed",
 		"min-hold": "keep KEY taken for this long after it was acquired, even if it is unlocked sooner",
 	} {
 		cmd.Flag(name).Usage = usage
@@ -103,7 +105,8 @@ func (a *app) renewCommand() *cobra.Command {
 			_, err := lease.Detach(ctx, cmp.Or(ttl, handle.TTL))
 			return err
 		})
-	cmd.Flags().Var((*waitTime)(&ttl), "ttl", "how long KEY stays taken from now on, at least (default: as with hasp lock)")
+	cmd.Flags().Var((*duration)(&ttl), "ttl",
+		"how long KEY stays taken from now on, at least (default: as with hasp lock)")
 	return cmd
 }
 
@@ -120,7 +123,6 @@ func (a *app) handleCommand(name, short string, f func(context.Context, *hasp.Le
 		Long: short + `. The argument is the handle
 that "hasp lock" has printed, or -, which reads it from stdin. The exit code is 79 if
 the lock was lost. "hasp lock --help" has an example.`,
-		Args: oneArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			line := args[0]
 			if line == "-" {

@@ -17,10 +17,10 @@ func TestLockOverSeveralShells(t *testing.T) {
 		t.Run(strings.Split(url, "+")[0][:7], func(t *testing.T) {
 			at := t.TempDir() + "/lock"
 			for _, step := range []string{
-				`"$0" lock key --ttl 30s --fence --min-hold 1s >` + at + ` && [ $(wc -l <` + at + `) = 1 ]`,
+				`"$0" lock key --ttl 30 --fence --min-hold 1s >` + at + ` && [ $(wc -l <` + at + `) = 1 ]`,
 				`"$0" lock key --ttl 1m -n; [ $? = 75 ]`,
 				`{ sleep 0.2; exec "$0" lock unread --ttl 1m; } | true; "$0" run unread -n -- true`,
-				`"$0" renew - --ttl 100s <` + at + ` && "$0" inspect key | grep -E "term +1m" && "$0" inspect key | grep "hasp lock"`,
+				`"$0" renew - --ttl 100 <` + at + ` && "$0" inspect key | grep -E "term +1m" && "$0" inspect key | grep "hasp lock"`,
 				`"$0" unlock - <` + at,
 				`"$0" run key --wait 1m -- true`,
 				`"$0" unlock - <` + at + `; [ $? = 79 ]`,

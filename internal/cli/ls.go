@@ -42,7 +42,6 @@ To follow the locks, use "watch hasp ls" or "hasp ui".`,
   hasp ls mail:
   hasp ls --waiting --url fairlock+redis://localhost:6379
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			prefix := strings.Join(args, "") // there is at most one argument
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
@@ -101,8 +100,10 @@ func table(out io.Writer, all []hasp.Entry, now time.Time) error {
 			left = "no end"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", label(e.Key), holder(e),
-			dashUnless(e.Held && !e.Since.IsZero(), text.Duration(now.Sub(e.Since))), dashUnless(e.Held, left),
-			dashUnless(e.Fence != 0, fmt.Sprint(e.Fence)), dashUnless(len(e.Waiters) > 0, fmt.Sprint(len(e.Waiters))))
+			dashUnless(e.Held && !e.Since.IsZero(), text.Duration(now.Sub(e.Since))),
+			dashUnless(e.Held, left),
+			dashUnless(e.Fence != 0, fmt.Sprint(e.Fence)),
+			dashUnless(len(e.Waiters) > 0, fmt.Sprint(len(e.Waiters))))
 	}
 
 	return w.Flush()

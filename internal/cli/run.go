@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -25,6 +24,7 @@ import (
 type run struct {
 	*app
 	key  string
+	goal string   // what hasp waits for, in messages
 	argv []string // the command
 	path string   // the path of its program
 
@@ -39,6 +39,7 @@ type run struct {
 	slots  int // 0 without --slots
 	shared bool
 	least  time.Duration // the shortest time of a hold
+	most   time.Duration // the longest time of a hold
 	grace  time.Duration
 }
 
@@ -59,6 +60,9 @@ inspect shows the last holder meanwhile. If hasp or its host dies before COMMAND
 has ended, D does not count, and KEY is free after its term. So a nightly job can
 run on another host if the first one dies, and still run once if it does not:
 hasp run report --wait 1h --min-hold 12h -- ./report.sh
+
+With --max-hold D, the lock is lost D after hasp got KEY, and hasp ends COMMAND as
+after any other loss. So a COMMAND that hangs does not keep KEY for ever.
 
 With --skip, a key that is held is no failure: hasp exits with 0 and prints
 nothing, so that cron sends no mail and a CronJob has not failed. It makes one
@@ -109,7 +113,9 @@ func (a *app) runCommand() *cobra.Command {
   hasp run deploy --wait 5m --fence --url spinlock+redis://redis:6379 -- sh -c 'deploy --fence $HASP_FENCE'`,
 		Args: runArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r.key, r.argv = args[0], args[1:]
+			r.key = args[0]
+			r.goal = text.Quote(r.key)
+			r.argv = args[1:]
 			return r.run(cmd)
 		},
 	}
@@ -125,75 +131,34 @@ func (a *app) runCommand() *cobra.Command {
 func (r *run) waitFlags(cmd *cobra.Command) {
 	r.commonFlags(cmd)
 	f := cmd.Flags()
-	f.VarP((*waitTime)(&r.wait), "wait", "w", "wait this long at most, such as 5m, or 10 for seconds; 0 is one attempt (default: no limit)")
-	f.BoolVarP(&r.noWait, "no-wait", "n", false, "make one attempt, and exit with 75 if the key is held")
+	f.VarP((*duration)(&r.wait), "wait", "w",
+		"wait this long at most, such as 5m, or 10 for seconds; 0 is one attempt (default: no limit)")
+	f.BoolVarP(&r.noWait, "no-wait", "n", false,
+		"make one attempt, and exit with 75 if the key is held")
 	f.BoolVar(&r.shared, "shared", false, "hold KEY together with others that are shared")
-	f.IntVar(&r.slots, "slots", 0, "let this many commands run at once under KEY, and set HASP_SLOT")
+	f.IntVar(&r.slots, "slots", 0,
+		"let this many commands run at once under KEY, and set HASP_SLOT")
 	cmd.MarkFlagsMutuallyExclusive("wait", "no-wait")
 	cmd.MarkFlagsMutuallyExclusive("shared", "slots")
 	cmd.MarkFlagsMutuallyExclusive("shared", "min-hold")
 }
 
-// waitTime is a duration. Its text may also be a number of seconds, as for flock(1).
-type waitTime time.Duration
-
-// Set parses text.
-func (w *waitTime) Set(text string) error {
-	if _, err := strconv.ParseFloat(text, 64); err == nil {
-		text += "s"
-	}
-	d, err := time.ParseDuration(text)
-	*w = waitTime(d)
-	return err
-}
-
-// Type returns the name of the type in the help text.
-func (w *waitTime) Type() string { return "duration" }
-
-// String returns "", so that the help text shows no default.
-func (w *waitTime) String() string { return "" }
-
 func (r *run) graceFlag(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&r.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL if the lock is lost")
+	r.grace = 5 * time.Second
+	cmd.Flags().Var((*duration)(&r.grace), "grace",
+		"time between SIGTERM and SIGKILL if the lock is lost (default: 5s)")
 }
 
 // commonFlags adds the flags that hasp run, hasp lead and hasp lock have.
 func (r *run) commonFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.Var((*waitTime)(&r.ttl), "ttl", "term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
+	f.Var((*duration)(&r.ttl), "ttl",
+		"term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
 	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
-	f.Var((*waitTime)(&r.least), "min-hold", "keep KEY taken for this long after it was acquired, even if COMMAND ends sooner; if hasp dies, KEY is free after its term")
-}
-
-// runArgs checks that the arguments are a key, two dashes, and a command.
-func runArgs(cmd *cobra.Command, args []string) error {
-	want := fmt.Sprintf(`want "%s KEY -- COMMAND [ARG]..."`, cmd.CommandPath())
-	switch dash := cmd.ArgsLenAtDash(); {
-	case len(args) == 0 || dash == 0:
-		return errors.New("no key given: " + want)
-	case len(args) == 1:
-		return errors.New("no command given: " + want)
-	case dash < 0:
-		return errors.New(`no "--" before the command: ` + want)
-	case dash > 1:
-		return fmt.Errorf("%d keys given: %s", dash, want)
-	}
-
-	return nil
-}
-
-// oneArg checks that the command has its only argument, which is a key or a handle.
-func oneArg(cmd *cobra.Command, args []string) error {
-	want := fmt.Sprintf("want %q", "hasp "+cmd.Use)
-	switch len(args) {
-	case 0:
-		name, _, _ := strings.Cut(strings.Fields(cmd.Use)[1], "|")
-		return fmt.Errorf("no %s given: %s", strings.ToLower(name), want)
-	case 1:
-		return nil
-	}
-
-	return fmt.Errorf("%d arguments given: %s", len(args), want)
+	f.Var((*duration)(&r.least), "min-hold", "keep KEY taken for this long after it was acquired, "+
+		"even if COMMAND ends sooner; if hasp dies, KEY is free after its term")
+	f.Var((*duration)(&r.most), "max-hold",
+		"hold KEY for this long at most; the lock is lost then, and COMMAND is ended")
 }
 
 func (r *run) options(cmd *cobra.Command) []hasp.Option {
@@ -213,6 +178,9 @@ func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	}
 	if given("min-hold") {
 		opts = append(opts, hasp.WithMinHold(r.least))
+	}
+	if given("max-hold") {
+		opts = append(opts, hasp.WithMaxHold(r.most))
 	}
 	if r.shared {
 		opts = append(opts, hasp.WithShared())
@@ -281,13 +249,15 @@ func (r *run) attend(lease *hasp.Lease) (job.Result, error) {
 	if err != nil {
 		return job.Result{}, cannotRun(r.argv[0], err)
 	}
-	return j.Attend(job.Watch{Lease: lease, Signals: r.signals, Grace: r.grace, OnLoss: func() { r.sayLost(lease) }}), nil
+	return j.Attend(job.Watch{Lease: lease, Signals: r.signals, Grace: r.grace,
+		OnLoss: func() { r.sayLost(lease) }}), nil
 }
 
 // sayLost prints why the lease was lost, and what hasp does now.
 func (r *run) sayLost(lease *hasp.Lease) {
 	why := strings.TrimPrefix(fmt.Sprint(lease.Err()), hasp.ErrLost.Error()+": ")
-	r.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s", text.Quote(r.key), why, text.Duration(r.grace))
+	r.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s",
+		r.goal, why, text.Duration(r.grace))
 }
 
 // finish sets the exit code. The argument unlock is the error of the lease's Unlock. If Ctrl-C has
@@ -298,10 +268,12 @@ func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 	case result.Lost:
 		r.code = exitLost
 	case errors.Is(unlock, hasp.ErrLost):
-		r.complain("lost %s before the command ended: another program may have held it at the same time", text.Quote(r.key))
+		r.complain("lost %s before the command ended: "+
+			"another program may have held it at the same time", r.goal)
 		r.code = exitLost
 	case unlock != nil:
-		r.complain("warning: %s; the key is free when its term is over", strings.TrimPrefix(unlock.Error(), "hasp: "))
+		r.complain("warning: %s; the key is free when its term is over",
+			strings.TrimPrefix(unlock.Error(), "hasp: "))
 	}
 
 	r.close(client) // DieAlike may end the process, so close the Client first

@@ -55,6 +55,7 @@ func TestRun(t *testing.T) {
 		"no such file":           {"run key -- " + dir + "/none", "", exitNotFound, "", "no such file or directory"},
 		"not executable":         {"run key -- " + plain, "", exitCannotRun, "", "permission denied"},
 		"a directory":            {"run key -- " + dir, "", exitCannotRun, "", "is a directory"},
+		"ended by its max hold":  {"run key --max-hold 1 --", "sleep 600", exitLost, "", "its max hold is over"},
 		"lead":                   {"lead key --fence --", `echo "$HASP_KEY ${HASP_FENCE:+fence}"; exit 7`, 7, "key fence\n", `leads "key"`},
 		"lead, not found":        {"lead key -- hasp-no-such-command", "", exitNotFound, "", "cannot run"},
 		"lead, a directory":      {"lead key -- " + dir, "", exitCannotRun, "", "is a directory"},
@@ -91,7 +92,7 @@ func TestRun(t *testing.T) {
 func TestRunWithMinHold(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	lock(t, url, 0, "--ttl", "1h", "--min-hold", "10m")
+	lock(t, url, 0, "--ttl", "3600", "--min-hold", "600")
 	lock(t, url, exitNotAcquired, "--no-wait")
 	out := runHasp(t, url, "inspect", "key").want(t, 0).out
 	contains(t, out, "/hasp run true")

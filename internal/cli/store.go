@@ -58,7 +58,8 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	case raw == "":
 		// Do not use the default here. Perhaps a script has set HASP_URL from a variable that was
 		// empty by mistake. With the default, the lock would exclude no program on another host.
-		return hasp.Config{}, usagef("HASP_URL is empty: give it a URL, or unset it for %s", defaultURL)
+		return hasp.Config{}, usagef("HASP_URL is empty: give it a URL, or unset it for %s",
+			defaultURL)
 	}
 
 	c, err := hasp.ParseURL(raw)
@@ -70,7 +71,8 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	// Warn once. The child processes of the conformance suite have the same arguments, so they must
 	// not warn again.
 	if s.url != "" && len(s.secret) > 0 && !conformance.Child() {
-		a.complain("warning: --url holds a password, which other users of this host can read in the process list; put the URL into HASP_URL or a --config file")
+		a.complain("warning: --url holds a password, which other users of this host can read " +
+			"in the process list; put the URL into HASP_URL or a --config file")
 	}
 	return c, registered(c)
 }
@@ -114,7 +116,8 @@ func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Contex
 		}
 	}})
 	if err == nil && c.Strategy == "memlock" {
-		a.complain("warning: memlock keeps locks inside this process, where no other program sees them; use filelock://")
+		a.complain("warning: memlock keeps locks inside this process, " +
+			"where no other program sees them; use filelock://")
 	}
 	return client, err
 }

@@ -61,120 +61,153 @@ func unwritable(t *testing.T, name string) string {
 	return filepath.Join(file(t, name, "", 0o600), "directory")
 }
 
+// Each line of arguments is refused with one line, in hasp's own words. In a line, REDIS is a URL
+// with a password and no port, and ” is an empty argument.
 func TestBadInput(t *testing.T) {
 	t.Setenv("HASP_URL", store(t))
 	t.Setenv(uiToken, "")
-	dir, taken := t.TempDir(), await.Value(net.Listen("tcp", "127.0.0.1:0"))
+	taken := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	defer taken.Close()
-	config := func(content string) string { return file(t, "hasp.yaml", content, 0o600) }
-	redis := "spinlock+redis://user:" + secret + "@127.0.0.1"
-	for name, c := range map[string]struct {
-		args []string
-		code int
-		says string
-	}{
-		"unknown command":      {[]string{"rum"}, exitUsage, `unknown command "rum" for "hasp"; did you mean run `},
-		"unknown flag":         {[]string{"inspect", "--tll", "key"}, exitUsage, `unknown flag: --tll (see "hasp inspect --help")`},
-		"no key":               {[]string{"inspect"}, exitUsage, `no key given: want "hasp inspect KEY" (see "hasp inspect --help")`},
-		"two keys":             {[]string{"break", "a", "b"}, exitUsage, `2 arguments given: want "hasp break KEY"`},
-		"no command":           {[]string{"run", "key"}, exitUsage, `no command given: want "hasp run KEY -- COMMAND`},
-		"nothing after --":     {[]string{"run", "key", "--"}, exitUsage, "no command given"},
-		"no --":                {[]string{"run", "key", "true"}, exitUsage, `no "--" before the command: want "hasp run KEY -- COMMAND`},
-		"no run arguments":     {[]string{"run"}, exitUsage, "no key given"},
-		"only a command":       {[]string{"run", "--", "true"}, exitUsage, "no key given"},
-		"two keys, run":        {[]string{"run", "a", "b", "--", "true"}, exitUsage, "2 keys given"},
-		"not a duration":       {[]string{"run", "key", "--ttl", "soon", "--", "true"}, exitUsage, "invalid duration"},
-		"empty key":            {[]string{"run", "", "--", "true"}, exitUsage, "empty key"},
-		"empty key, inspect":   {[]string{"inspect", ""}, exitUsage, "empty key"},
-		"short ttl":            {[]string{"run", "key", "--ttl", "99ms", "--", "true"}, exitUsage, "ttl 99ms is below 100ms"},
-		"short ttl in the url": {[]string{"run", "key", "--url", "memlock://?ttl=99ms", "--", "true"}, exitUsage, "ttl 99ms is below 100ms"},
-		"argument of demo":     {[]string{"demo", "5"}, exitUsage, `unknown command "5" for "hasp demo"`},
+	const redis = "spinlock+redis://user:" + secret + "@127.0.0.1"
+	for code, lines := range map[int]map[string]string{
+		exitUsage: {
+			"rum":                      `there is no command "rum"; did you mean run (see "hasp --help")`,
+			"xyz":                      `there is no command "xyz" (see "hasp --help")`,
+			"inspect --tll key":        `there is no flag --tll (see "hasp inspect --help")`,
+			"inspect ---tll key":       `there is no flag ---tll (see`,
+			"run key -q -- true":       `there is no flag -q (see`,
+			"run key --wait":           `--wait needs a value (see`,
+			"run key -w":               `-w needs a value (see`,
+			"run key --slots x -- a":   `--slots "x": want a number (see`,
+			"run key --skip=x -- a":    `--skip "x": want true or false (see`,
+			"run key --ttl soon -- a":  `--ttl "soon": want a duration such as 90s or 1h30m, or a number`,
+			"run key -w soon -- a":     `--wait "soon": want a duration`,
+			"run key --grace inf -- a": `--grace "inf": want a duration`,
+			"demo --ttl soon":          `--ttl "soon": want a duration`,
+			"inspect":                  `no key given: want "hasp inspect KEY" (see "hasp inspect --help")`,
+			"break a b":                `too many arguments: want "hasp break KEY"`,
+			"demo 5":                   `too many arguments: want "hasp demo"`,
+			"ui a b":                   `too many arguments: want "hasp ui [PREFIX]"`,
+			"lock":                     `no key given: want "hasp lock KEY --ttl DURATION"`,
+			"renew":                    `no handle given: want "hasp renew HANDLE|-"`,
+			"run":                      "no key given",
+			"run -- true":              "no key given",
+			"run key":                  `no command given: want "hasp run KEY -- COMMAND`,
+			"run key --":               "no command given",
+			"run key true":             `no "--" before the command: want "hasp run KEY -- COMMAND`,
+			"run a b -- true":          "2 keys given",
+			"lead key":                 `no command given: want "hasp lead KEY`,
 
-		"empty url":           {[]string{"inspect", "key", "--url", ""}, exitUsage, "--url is empty"},
-		"no url":              {[]string{"inspect", "key", "--url", "localhost:6379"}, exitUsage, "want STRATEGY://"},
-		"unknown strategy":    {[]string{"inspect", "key", "--url", "spinlok+redis://h"}, exitUsage, `unknown strategy "spinlok" (want one of fairlock, `},
-		"no strategy":         {[]string{"inspect", "key", "--url", "://h"}, exitUsage, "want the name of a strategy first"},
-		"of another module":   {[]string{"inspect", "key", "--url", "pglock+postgres://h/db"}, exitUsage, `this hasp is built without pglock: in the clone, "go -C cmd/hasp-all install ."`},
-		"no strategy, redis":  {[]string{"inspect", "key", "--url", "redis://h"}, exitUsage, `"redis" is a transport: put a strategy before it, as in spinlock+redis://… (want one of fairlock, `},
-		"unknown parameter":   {[]string{"inspect", "key", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
-		"bad parameter":       {[]string{"inspect", "key", "--url", "memlock://?ttl=long"}, exitUsage, "want a positive duration"},
-		"bad escape":          {[]string{"inspect", "key", "--url", redis + "/?ttl=%zz"}, exitUsage, "malformed parameters"},
-		"bad port":            {[]string{"inspect", "key", "--url", redis + ":port"}, exitUsage, "port"},
-		"bad database":        {[]string{"inspect", "key", "--url", redis + "/zero"}, exitUsage, "database"},
-		"control characters":  {[]string{"inspect", "key", "--url", "mem\x1b[2Jlock://"}, exitUsage, `unknown strategy "mem\x1b[2Jlock"`},
-		"url and config":      {[]string{"inspect", "key", "--url", "memlock://", "--config", "x"}, exitUsage, "--config and --url exclude each other"},
-		"no server":           {[]string{"inspect", "key", "--url", redis + ":1"}, exitStore, "connection refused"},
-		"directory is a file": {[]string{"inspect", "key", "--url", "filelock://" + unwritable(t, "file")}, exitStore, "not a directory"},
+			"run ” -- true":                             "empty key",
+			"inspect ”":                                 "empty key",
+			"inspect key --slots 101":                   "--slots 101: want 1 to 100",
+			"run key --ttl 99ms -- true":                "ttl 99ms is below 100ms",
+			"run key --url memlock://?ttl=99ms -- true": "ttl 99ms is below 100ms",
+			"lead key --ttl 1ms -- true":                "ttl 1ms is below 100ms",
+			"run key --skip --ttl 1ms -- true":          "ttl 1ms is below 100ms",
+			"lock key --ttl 1ms":                        "ttl 1ms is below 100ms",
+			"demo --ttl 5ms":                            "ttl 5ms is below 100ms",
+			"demo --increments 0":                       "--increments 0: want 1 or more",
+			"demo --url memlock://":                     "excludes the callers of one process",
+			"demo --ui --no-lock":                       "--no-lock and --ui exclude each other",
+			"run key --min-hold -1 -- true":             "hold",
+			"run key --max-hold 0 -- true":              "hold",
+			"run key --grace -1s -- true":               "--wait and --grace cannot be negative",
+			"run key --wait -1s -- true":                "--wait and --grace cannot be negative",
+			"lead key --grace -1s -- true":              "--grace cannot be negative",
+			"run key -w 1 --no-wait -- true":            "--no-wait and --wait exclude each other: give one of them",
+			"run key --slots 0 -- true":                 "0 slots: give 1 to 100",
+			"run key --shared --slots 2 -- true":        "--shared and --slots exclude each other",
+			"run key --shared --min-hold 2 -- true":     "--min-hold and --shared exclude each other",
+			"inspect key --url memlock:// --config x":   "--config and --url exclude each other",
 
-		"escapes in a path": {[]string{"inspect", "key", "--url", "filelock://" + unwritable(t, "\x1b[2J")}, exitStore, `\x1b[2J`},
+			"run key --shared --url unfenced:// -- true": "hasp: --shared: this strategy has no shared locks",
+			"run key --fence --url unfenced:// -- true":  "unsupported",
+			"break key --url unfenced://":                "cannot inspect: unsupported operation",
+			"lock key":                                   "give --ttl",
+			"lock key --ttl 1m -w -1":                    "max wait",
+			"unlock " + secret:                           "this is not a handle that hasp lock has printed",
+			"unlock -":                                   "this is not a handle that hasp lock has printed",
+			`renew {"key":"k","ttl_ns":1000000000}`:      "this is not a handle of Detach",
 
-		"no such config":      {[]string{"inspect", "key", "--config", dir + "/none"}, exitUsage, "no such file"},
-		"config is empty":     {[]string{"inspect", "key", "--config", config("")}, exitUsage, `want "strategy: NAME", "nodes: [URL, `},
-		"config, not yaml":    {[]string{"inspect", "key", "--config", config("a: b: " + secret)}, exitUsage, "want"},
-		"unknown field":       {[]string{"inspect", "key", "--config", config("strategy: memlock\nnode: x")}, exitUsage, `line 2: unknown field "node" (want strategy, nodes, params)`},
-		"nodes, not a list":   {[]string{"inspect", "key", "--config", config("nodes: " + secret)}, exitUsage, `line 1: want "strategy: NAME", "nodes: [URL, `},
-		"params, not a map":   {[]string{"inspect", "key", "--config", config("params: [" + secret + "]")}, exitUsage, `"params: {NAME: VALUE, `},
-		"parameter is a list": {[]string{"inspect", "key", "--config", config("strategy: memlock\nparams: {ttl: [1s]}")}, exitUsage, "line 2"},
-		"config, a URL":       {[]string{"inspect", "key", "--config", config("strategy: fairlock+redis://:" + secret + "@h")}, exitUsage, "put a URL into nodes"},
-		"field given twice":   {[]string{"inspect", "key", "--config", config("strategy: memlock\nstrategy: memlock")}, exitUsage, "each once"},
-		"unquoted *":          {[]string{"inspect", "key", "--config", config("nodes: [*topsecret]")}, exitUsage, "quote a value that begins with * or !"},
-		"config, a tag":       {[]string{"inspect", "key", "--config", config("params: {ttl: !!int " + secret + "}")}, exitUsage, "quote a value that begins with * or !"},
-		"config, only a tag":  {[]string{"inspect", "key", "--config", config("!!" + secret + "0")}, exitUsage, "each once"},
-		"nodes, only a tag":   {[]string{"inspect", "key", "--config", config("nodes: !" + secret)}, exitUsage, "want"},
-		"a field of two":      {[]string{"inspect", "key", "--config", config("0 " + secret + ":")}, exitUsage, "line 1"},
-		"no ]":                {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes: [redis://h\nparams: {ttl: 10s}")}, exitUsage, "want"},
-		"no colon":            {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes\nparams: {}")}, exitUsage, "want"},
-		"two documents":       {[]string{"inspect", "key", "--config", config("strategy: memlock\n---\nstrategy: memlock")}, exitUsage, "want one YAML document"},
-		"config, no strategy": {[]string{"inspect", "key", "--config", config("params: {ttl: 5s}")}, exitUsage, "no strategy given"},
-		"config, unknown":     {[]string{"inspect", "key", "--config", config("strategy: memlok")}, exitUsage, `unknown strategy "memlok" (want one of fairlock, `},
-		"config, parameter":   {[]string{"inspect", "key", "--config", config("strategy: memlock\nparams: {tll: 5}")}, exitUsage, `unknown parameter "tll"`},
-		"config, refused":     {[]string{"inspect", "key", "--config", config("strategy: spinlock\nnodes: ['redis://:" + secret + "@127.0.0.1:1']")}, exitStore, "connection refused"},
+			"inspect key --url ”":                        "--url is empty",
+			"inspect key --url localhost:6379":           "want STRATEGY://",
+			"inspect key --url ://h":                     "want the name of a strategy first",
+			"inspect key --url spinlok+redis://h":        `unknown strategy "spinlok" (want one of fairlock, `,
+			"inspect key --url mem\x1b[2Jlock://":        `unknown strategy "mem\x1b[2Jlock"`,
+			"inspect key --url pglock+postgres://h/db":   `this hasp is built without pglock: in the clone, "go -C cmd/hasp-all install ."`,
+			"inspect key --url redis://h":                `"redis" is a transport: put a strategy before it, as in spinlock+redis://… (want one of fairlock, `,
+			"inspect key --url memlock://?tll=5s":        `unknown parameter "tll"`,
+			"conform --url memlock://?tll=5s":            `unknown parameter "tll"`,
+			"inspect key --url memlock://?ttl=long":      "want a positive duration",
+			"inspect key --url " + redis + "/?ttl=%zz":   "malformed parameters",
+			"inspect key --url " + redis + ":port":       "port",
+			"inspect key --url " + redis + "/zero":       "database",
+			"inspect key --config " + t.TempDir() + "/n": "no such file",
 
-		"demo, no increments": {[]string{"demo", "--increments", "0"}, exitUsage, "--increments 0: want 1 or more"},
-		"demo, ttl":           {[]string{"demo", "--ttl", "5ms"}, exitUsage, "ttl 5ms is below 100ms"},
-		"demo, one process":   {[]string{"demo", "--url", "memlock://"}, exitUsage, "excludes the callers of one process"},
-		"demo, no store":      {[]string{"demo", "--url", redis + ":1"}, exitStore, "connection refused"},
-		"conform, no store":   {[]string{"conform", "--url", redis + ":1"}, exitStore, "connection refused"},
-		"conform, parameter":  {[]string{"conform", "--url", "memlock://?tll=5s"}, exitUsage, `unknown parameter "tll"`},
-		"shared, unsupported": {[]string{"run", "key", "--shared", "--url", "unfenced://", "--", "true"}, exitUsage, "hasp: --shared: this strategy has no shared locks"},
-		"negative min hold":   {[]string{"run", "key", "--min-hold", "-1s", "--", "true"}, exitUsage, "hold"},
-		"negative grace":      {[]string{"run", "key", "--grace", "-1s", "--", "true"}, exitUsage, "--wait and --grace cannot be negative"},
-		"negative wait":       {[]string{"run", "key", "--wait", "-1s", "--", "true"}, exitUsage, "--wait and --grace cannot be negative"},
-		"wait or not":         {[]string{"run", "key", "--wait", "1s", "--no-wait", "--", "true"}, exitUsage, "--no-wait and --wait exclude each other: give one of them"},
-		"wait for no time":    {[]string{"run", "key", "-w", "soon", "--", "true"}, exitUsage, "invalid duration"},
-		"inspect, slots":      {[]string{"inspect", "key", "--slots", "101"}, exitUsage, "--slots 101: want 1 to 100"},
-		"inspect, check":      {[]string{"inspect", "key", "--check", "--url", redis + ":1"}, exitStore, "connection refused"},
-		"doctor, no store":    {[]string{"doctor", "--url", redis + ":1"}, exitStore, "connection refused"},
-		"lock, no key":        {[]string{"lock"}, exitUsage, `no key given: want "hasp lock KEY --ttl DURATION"`},
-		"renew, no handle":    {[]string{"renew"}, exitUsage, `no handle given: want "hasp renew HANDLE|-"`},
-		"lead, no command":    {[]string{"lead", "key"}, exitUsage, `no command given: want "hasp lead KEY`},
-		"lock, no ttl":        {[]string{"lock", "key"}, exitUsage, "give --ttl"},
-		"lock, wait":          {[]string{"lock", "key", "--ttl", "1m", "-w", "-1"}, exitUsage, "max wait"},
-		"lock, ttl":           {[]string{"lock", "key", "--ttl", "1ms"}, exitUsage, "ttl 1ms is below 100ms"},
-		"unlock, no handle":   {[]string{"unlock", secret}, exitUsage, "this is not a handle that hasp lock has printed"},
-		"unlock, empty":       {[]string{"unlock", "-"}, exitUsage, "this is not a handle that hasp lock has printed"},
-		"unlock, no token":    {[]string{"renew", `{"key":"k","ttl_ns":1000000000}`}, exitUsage, "this is not a handle of Detach"},
-		"unlock, other store": {[]string{"unlock", `{"key":"k","token":"AAAAAAAAAAAAAAAAAAAAAA","ttl_ns":1000000000}`}, exitLost, `"k": lease lost: this handle holds nothing, because the key was unlocked or broken, its term has ended, or the handle is of another store, strategy or prefix: lock the key again if you still need it`},
-		"no slots":            {[]string{"run", "key", "--slots", "0", "--", "true"}, exitUsage, "0 slots: give 1 to 100"},
-		"shared slots":        {[]string{"run", "key", "--shared", "--slots", "2", "--", "true"}, exitUsage, "--shared and --slots exclude each other"},
-		"shared, kept":        {[]string{"run", "key", "--shared", "--min-hold", "2s", "--", "true"}, exitUsage, "--min-hold and --shared exclude each other"},
-		"fence, unsupported":  {[]string{"run", "key", "--fence", "--url", "unfenced://", "--", "true"}, exitUsage, "unsupported"},
-		"lead, grace":         {[]string{"lead", "key", "--grace", "-1s", "--", "true"}, exitUsage, "--grace cannot be negative"},
-		"lead, short ttl":     {[]string{"lead", "key", "--ttl", "1ms", "--", "true"}, exitUsage, "ttl 1ms is below 100ms"},
-		"ui, all addresses":   {[]string{"ui", "--listen", "0.0.0.0:0"}, exitUsage, "needs --token"},
-		"ui, no address":      {[]string{"ui", "--listen", ":0"}, exitUsage, "needs --token"},
-		"ui, IPv6":            {[]string{"ui", "--listen", "[::]:0"}, exitUsage, "needs --token"},
-		"ui, an address":      {[]string{"ui", "--listen", "192.0.2.1:0"}, exitUsage, "needs --token"},
-		"ui, a name":          {[]string{"ui", "--listen", "host.example:0"}, exitUsage, "needs --token"},
-		"ui, no port":         {[]string{"ui", "--listen", "127.0.0.1"}, exitUsage, "want HOST:PORT"},
-		"ui, port is taken":   {[]string{"ui", "--listen", taken.Addr().String()}, exitFailed, "another program has this port"},
-		"ui, short token":     {[]string{"ui", "--token", "short"}, exitUsage, "want 16 or more"},
-		"ui, two prefixes":    {[]string{"ui", "a", "b"}, exitUsage, "accepts at most 1 arg(s), received 2"},
-		"ui, demo without":    {[]string{"demo", "--ui", "--no-lock"}, exitUsage, "--no-lock and --ui exclude each other"},
-		"break without asking": {[]string{"break", "key", "--url", "unfenced://"}, exitUsage,
-			`cannot inspect: unsupported operation`},
+			"ui --listen 0.0.0.0:0":      "needs --token",
+			"ui --listen :0":             "needs --token",
+			"ui --listen [::]:0":         "needs --token",
+			"ui --listen 192.0.2.1:0":    "needs --token",
+			"ui --listen host.example:0": "needs --token",
+			"ui --listen 127.0.0.1":      "want HOST:PORT",
+			"ui --token short":           "want 16 or more",
+		},
+		exitStore: {
+			"inspect key --url " + redis + ":1":                        "connection refused",
+			"inspect key --check --url " + redis + ":1":                "connection refused",
+			"demo --url " + redis + ":1":                               "connection refused",
+			"conform --url " + redis + ":1":                            "connection refused",
+			"doctor --url " + redis + ":1":                             "connection refused",
+			"inspect key --url filelock://" + unwritable(t, "file"):    "not a directory",
+			"inspect key --url filelock://" + unwritable(t, "\x1b[2J"): `\x1b[2J`,
+			"inspect key --config " + config(t, "strategy: spinlock\nnodes: ['"+strings.TrimPrefix(redis, "spinlock+")+":1']"): "connection refused",
+		},
+		exitLost: {
+			`unlock {"key":"k","token":"AAAAAAAAAAAAAAAAAAAAAA","ttl_ns":1000000000}`: `"k": lease lost: this handle holds nothing, `,
+		},
+		exitFailed: {"ui --listen " + taken.Addr().String(): "another program has this port"},
 	} {
-		t.Run(name, func(t *testing.T) { call(c.args...).refused(t, c.code, c.says) })
+		for line, says := range lines {
+			args := strings.Fields(line)
+			for i, arg := range args {
+				args[i] = strings.TrimPrefix(arg, "”")
+			}
+			t.Run(line, func(t *testing.T) { call(args...).refused(t, code, says) })
+		}
+	}
+}
+
+func config(t *testing.T, content string) string {
+	t.Helper()
+	return file(t, "hasp.yaml", content, 0o600)
+}
+
+func TestBadConfig(t *testing.T) {
+	t.Parallel()
+	const form = `want "strategy: NAME", "nodes: [URL, …]" and "params: {NAME: VALUE, …}", each once; quote a value that begins with * or !`
+	for content, says := range map[string]string{
+		"":                                    form,
+		"a: b: " + secret:                     form,
+		"nodes: " + secret:                    "line 1: " + form,
+		"params: [" + secret + "]":            form,
+		"params: {ttl: !!int " + secret + "}": form,
+		"nodes: [*" + secret + "]":            form,
+		"!!" + secret + "0":                   form,
+		"nodes: !" + secret:                   form,
+		"0 " + secret + ":":                   "line 1: " + form,
+		"strategy: spinlock\nnodes: [redis://h\na: x": form,
+		"strategy: spinlock\nnodes\nparams: {}":       form,
+		"strategy: memlock\nparams: {ttl: [1s]}":      "line 2: " + form,
+		"strategy: memlock\nstrategy: memlock":        form,
+		"strategy: memlock\nnode: x":                  `line 2: unknown field "node" (want strategy, nodes, params)`,
+		"strategy: memlock\n---\nstrategy: memlock":   "want one YAML document",
+		"strategy: fairlock+redis://:" + secret + "@": "put a URL into nodes",
+		"params: {ttl: 5s}":                           "no strategy given",
+		"strategy: memlok":                            `unknown strategy "memlok" (want one of fairlock, `,
+		"strategy: memlock\nparams: {tll: 5}":         `unknown parameter "tll"`,
+	} {
+		call("inspect", "key", "--config", config(t, content)).refused(t, exitUsage, says)
 	}
 }
 

@@ -20,8 +20,7 @@ type Strategy struct {
 	Name  string
 	Reach backend.Reach // process, host or network
 	Order string        // "arrival", "usually arrival" or "none"
-	Fence bool
-	URL   string // an example
+	URL   string        // an example
 	About string
 }
 
@@ -30,12 +29,15 @@ const InOrder = "arrival"
 
 // described lists the strategies of this program.
 var described = []Strategy{
-	{"memlock", "process", InOrder, true, "memlock://", "one process: tests and examples"},
-	{"filelock", "host", "none", true, "filelock:///var/lib/app/locks", "files; no server"},
-	{"spinlock", "network", "none", true, "spinlock+redis://localhost:6379/0", "one Redis; polls"},
-	{"pubsublock", "network", "none", true, "pubsublock+redis://localhost:6379/0", "one Redis; a release wakes the waiters; shares locks with Redisson"},
-	{"fairlock", "network", InOrder, true, "fairlock+redis://localhost:6379/0", "one Redis; first come, first served"},
-	{"redlock", "network", "usually arrival", true, "redlock+redis://host1:6379,host2:6379,host3:6379", "several Redis masters, of which a minority may fail"},
+	{"memlock", "process", InOrder, "memlock://", "one process: tests and examples"},
+	{"filelock", "host", "none", "filelock:///var/lib/app/locks", "files; no server"},
+	{"spinlock", "network", "none", "spinlock+redis://localhost:6379/0", "one Redis; polls"},
+	{"pubsublock", "network", "none", "pubsublock+redis://localhost:6379/0",
+		"one Redis; a release wakes the waiters; shares locks with Redisson"},
+	{"fairlock", "network", InOrder, "fairlock+redis://localhost:6379/0",
+		"one Redis; first come, first served"},
+	{"redlock", "network", "usually arrival", "redlock+redis://host1:6379,host2:6379,host3:6379",
+		"several Redis masters, of which a minority may fail"},
 }
 
 // describe returns the description of a strategy. If it has none, the result is the zero Strategy.
@@ -59,15 +61,12 @@ func (a *app) strategiesCommand() *cobra.Command {
           host, or those in a network that reach the same store
   ORDER   whether waiters get a key in their order of arrival, usually in that
           order, or in none
-  FENCE   whether a lock can have a fence, see "hasp run --help"
   URL     an example`,
-		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "STRATEGY\tREACH\tORDER\tFENCE\tURL\tABOUT")
+			fmt.Fprintln(w, "STRATEGY\tREACH\tORDER\tURL\tABOUT")
 			for _, s := range described {
-				fence := map[bool]string{true: "yes", false: "no"}[s.Fence]
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Reach, s.Order, fence, s.URL, s.About)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", s.Name, s.Reach, s.Order, s.URL, s.About)
 			}
 			return w.Flush()
 		},

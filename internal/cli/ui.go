@@ -46,7 +46,6 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
   hasp ui mail: --url fairlock+redis://localhost:6379
   export ` + uiToken + `=$(openssl rand -hex 16); echo $` + uiToken + `
   hasp ui --listen 0.0.0.0:7420`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Prefix = strings.Join(args, "") // there is at most one argument
 			return a.ui(cmd, o)
@@ -54,9 +53,12 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
 	}
 
 	f := cmd.Flags()
-	f.StringVar(&o.Listen, "listen", "127.0.0.1:7420", "serve the page at `HOST:PORT`; port 0 is any free one")
-	f.StringVar(&o.Token, "token", "", "let only browsers in that present `TOKEN` (default: "+uiToken+" in the environment)")
-	f.StringSliceVar(&o.Hosts, "host", nil, "another `NAME` of this host, under which browsers reach the page; may be repeated")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:7420",
+		"serve the page at `HOST:PORT`; port 0 is any free one")
+	f.StringVar(&o.Token, "token", "",
+		"let only browsers in that present `TOKEN` (default: "+uiToken+" in the environment)")
+	f.StringSliceVar(&o.Hosts, "host", nil,
+		"another `NAME` of this host, under which browsers reach the page; may be repeated")
 	return cmd
 }
 
@@ -74,7 +76,8 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	}
 
 	if fromFlag {
-		a.complain("warning: other users of this host can read --token in the process list; put the token into %s", uiToken)
+		a.complain("warning: other users of this host can read --token in the process list; "+
+			"put the token into %s", uiToken)
 	}
 
 	src, err := a.open(cmd, cmd.CommandPath(), nil)
@@ -102,9 +105,11 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 		o.Hosts = append(o.Hosts, name)
 		shown = net.JoinHostPort(name, strconv.Itoa(at.Port))
 	}
-	_, err = fmt.Fprintf(a.out, "hasp ui: the locks of %s are at http://%s/ until Ctrl-C\n", o.Store, shown)
+	_, err = fmt.Fprintf(a.out, "hasp ui: the locks of %s are at http://%s/ until Ctrl-C\n",
+		o.Store, shown)
 	if err == nil && o.Token != "" {
-		_, err = fmt.Fprintf(a.out, "hasp ui: open http://%s/?token=TOKEN with your token in place of TOKEN\n", shown)
+		_, err = fmt.Fprintf(a.out,
+			"hasp ui: open http://%s/?token=TOKEN with your token in place of TOKEN\n", shown)
 	}
 	if err != nil {
 		ln.Close()

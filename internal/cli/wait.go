@@ -25,7 +25,7 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 	endWait := r.beginWait(ctx, client)
 	lease, err := client.Lock(ctx, r.key, opts...)
 	if endWait() && err == nil {
-		r.complain("got %s after %s", text.Quote(r.key), text.Duration(time.Since(began)))
+		r.complain("got %s after %s", r.goal, text.Duration(time.Since(began)))
 	}
 	if r.shared && errors.Is(err, errors.ErrUnsupported) {
 		return nil, usagef("--shared: this strategy has no shared locks")
@@ -34,7 +34,8 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 		return lease, err
 	}
 
-	held, end := &hasp.HeldError{}, ""
+	held := &hasp.HeldError{}
+	end := ""
 	errors.As(err, &held) // if the store names the holder, the variable held contains it
 	if r.wait > 0 {
 		end = "; it was not free within " + text.Duration(r.wait)
@@ -68,7 +69,7 @@ func (r *run) observe(_ context.Context, e hasp.Event) {
 	if e.Err != nil {
 		why = fmt.Sprintf(": %v", e.Err)
 	}
-	r.complain("still waiting for %s after %s%s", text.Quote(r.key), text.Duration(e.Wait), why)
+	r.complain("still waiting for %s after %s%s", r.goal, text.Duration(e.Wait), why)
 }
 
 // sayWaiting prints that hasp waits. If the store names the holder, it prints the holder as well.
@@ -79,7 +80,7 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 	}
 	if r.slots > 0 {
 		// Each slot has a holder of its own.
-		r.complain("waiting for one of the %v slots of %s", r.slots, text.Quote(r.key))
+		r.complain("waiting for one of the %v slots of %s", r.slots, r.goal)
 		return true
 	}
 
@@ -95,7 +96,7 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 		by = fmt.Sprintf(", %v", refusal(s))
 	}
 
-	r.complain("waiting for %s%s", text.Quote(r.key), by)
+	r.complain("waiting for %s%s", r.goal, by)
 	return true
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/clock"
 )
 
 // Millis returns a term in milliseconds, rounded up.
@@ -38,7 +39,7 @@ func FenceTTL(params map[string]string) (time.Duration, error) {
 	if !ok {
 		return 0, nil
 	}
-	ttl, err := time.ParseDuration(text)
+	ttl, err := clock.ParseDuration(text)
 	if err != nil || ttl < time.Millisecond {
 		return 0, fmt.Errorf("%w: parameter fence_ttl=%q: want at least 1ms, such as 720h",
 			backend.ErrInvalid, text)

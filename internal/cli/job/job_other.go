@@ -47,7 +47,8 @@ func (j *Job) Attend(w Watch) Result {
 			return r
 		case <-w.Signals:
 		case <-gone:
-			r.Lost, gone = true, nil
+			r.Lost = true
+			gone = nil
 			_ = j.Process.Kill()
 			reported.Go(w.OnLoss)
 		}

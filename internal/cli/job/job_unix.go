@@ -67,7 +67,8 @@ func (j *Job) fork(path string, argv, env []string) error {
 	sys := &syscall.SysProcAttr{Setpgid: true}
 	crew.DieWithParent(sys)
 	if j.tty.ours() && interactive() {
-		sys.Foreground, sys.Ctty = true, j.tty.fd
+		sys.Foreground = true
+		sys.Ctty = j.tty.fd
 		j.tty.lent = true
 	}
 
