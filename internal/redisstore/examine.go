@@ -26,15 +26,13 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 		return err
 	}
 	defer s.Close()
-	servers, err := s.servers.all(ctx)
+	servers, err := s.all(ctx)
 	if err != nil {
 		return s.fail(err)
 	}
-	a, _ := parse(node) // without an error, because prepare has parsed node
-	_ = a.setParams(params)
 	for _, at := range servers {
 		e := &examiner{at: at, alone: alone, found: found}
-		if err := e.run(ctx, a); err != nil {
+		if err := e.run(ctx); err != nil {
 			return err
 		}
 	}
@@ -55,7 +53,7 @@ func (e *examiner) say(level, what, format string, args ...any) {
 	e.found(level, what+" of "+e.at.label(), fmt.Sprintf(format, args...))
 }
 
-func (e *examiner) run(ctx context.Context, a address) error {
+func (e *examiner) run(ctx context.Context) error {
 	began := time.Now()
 	replies := e.at.ask(ctx, true, false,
 		[]string{"info"},
@@ -63,7 +61,7 @@ func (e *examiner) run(ctx context.Context, a address) error {
 		[]string{"config", "get", "appendfsync"},
 		[]string{"config", "get", "min-replicas-to-write"})
 	if err := replies[0].Err; err != nil {
-		return e.at.prefix(e.at.label(), diagnose(err, lockHints(a), time.Since(began)))
+		return e.at.prefix(e.at.label(), diagnose(err, e.at.hints, time.Since(began)))
 	}
 	e.info = replies[0].Value
 	e.replicas = cmp.Or(InfoField(e.info, "connected_slaves"), "0")
@@ -74,7 +72,7 @@ func (e *examiner) run(ctx context.Context, a address) error {
 
 	number := cmp.Or(InfoField(e.info, "valkey_version"), InfoField(e.info, "redis_version"))
 	e.say(OK, "version", "%s, %s", number, InfoField(e.info, "redis_mode"))
-	e.fitness(replies[1].Value, a.mayEvict)
+	e.fitness(replies[1].Value)
 	if e.alone {
 		e.persistence(setting(replies[2].Value))
 	}
@@ -87,11 +85,11 @@ func (e *examiner) run(ctx context.Context, a address) error {
 
 // fitness reports whether the server may store locks. The argument cluster is the reply to CLUSTER
 // INFO.
-func (e *examiner) fitness(cluster any, mayEvict bool) {
+func (e *examiner) fitness(cluster any) {
 	switch reason := unfit(e.info, e.info, cluster, false); {
 	case reason == nil:
 		e.say(OK, "role and memory", "a master that evicts no key")
-	case unfit(e.info, e.info, cluster, mayEvict) == nil:
+	case unfit(e.info, e.info, cluster, e.at.mayEvict) == nil:
 		e.say(Warn, "memory", "%v", reason)
 	default:
 		e.say(Bad, "role or memory", "%v", reason)

@@ -51,7 +51,7 @@ func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
 			}
 			srv.Pause()
 			for _, way := range ways {
-				if s.servers.one == nil && way.name == "DoAll" {
+				if s.one == nil && way.name == "DoAll" {
 					continue // needs a single server
 				}
 				returns(t, what+": "+way.name, func() {

@@ -182,14 +182,14 @@ type scan struct {
 // the records that l finds, and then for those of shared holds.
 func (sc *scan) run(ctx context.Context, l Listing, yield func([]Candidate, error) bool) {
 	within, cancel := context.WithTimeout(ctx, sc.timeout)
-	all, err := sc.s.servers.all(within)
+	all, err := sc.s.all(within)
 	cancel()
 	if err != nil {
 		yield(nil, cmp.Or(ctx.Err(), sc.s.fail(err)))
 		return
 	}
 
-	sc.master = sc.s.servers.master()
+	sc.master = sc.s.master()
 	for _, sc.at = range all {
 		for _, sc.records = range []Listing{l, sharedRecords} {
 			if !sc.pass(ctx, yield) {
@@ -218,7 +218,7 @@ func (sc *scan) pass(ctx context.Context, yield func([]Candidate, error) bool) b
 
 // page returns the next page of the scan.
 func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
-	if sc.s.servers.master() != sc.master {
+	if sc.s.master() != sc.master {
 		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list " +
 			"again"))
 	}

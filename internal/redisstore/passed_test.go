@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,7 +17,7 @@ import (
 )
 
 // The first call of a passed client says what to do, as Open does, even if the caller leaves while
-// go-redis still tries to connect, or while another caller checks the server.
+// go-redis still tries to connect.
 func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
 	for name, c := range map[string]struct {
 		hint   string
@@ -48,52 +46,8 @@ func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
 				return err != nil && strings.Contains(err.Error(), c.hint)
 			}
 			until(t, c.hint, says)
-			if name != "nobody there" {
-				return // a busy server may not reply in time
-			}
-
-			ctx, cancel := context.WithCancel(t.Context())
-			var other sync.WaitGroup
-			other.Go(func() { _, _ = s.Do(ctx, "get", "k") })
-			for range 5 {
-				if !says() {
-					t.Error("not while another caller checks")
-				}
-			}
-			cancel()
-			other.Wait()
 		})
 	}
-}
-
-// If a connection does not answer the check, later callers check on another one.
-func TestASilentCheckHoldsUpNobody(t *testing.T) {
-	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
-	var conns atomic.Int64
-	addr := redistest.Serve(t, func(c net.Conn) {
-		to := await.Value(net.Dial("tcp", srv.Addr))
-		defer to.Close()
-		if conns.Add(1) > 1 {
-			go func() { _, _ = io.Copy(c, to) }()
-		}
-		_, _ = io.Copy(to, c)
-	})
-	rdb := redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: -1, Protocol: 2, DisableIdentity: true})
-	t.Cleanup(func() { rdb.Close() })
-	s := New(rdb)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var first sync.WaitGroup
-	first.Go(func() { _, _ = s.Do(ctx, "get", "k") })
-	until(t, "the check", func() bool { return conns.Load() > 0 })
-	returns(t, "a later call", func() {
-		if _, err := s.Do(t.Context(), "get", "k"); err != nil {
-			t.Error(err)
-		}
-	})
-	cancel()
-	first.Wait()
 }
 
 // mirror is a hook that fails after the client has sent the commands, as if it could not connect to a
@@ -122,7 +76,7 @@ func TestAHookThatFailsSendsNothingTwice(t *testing.T) {
 		rdb := srv.Client()
 		rdb.AddHook(mirror{then})
 		s := New(rdb)
-		s.servers.one.fit.Store(true) // the check would fail
+		s.one.fit.Store(true) // the check would fail
 		var calls sync.WaitGroup
 		const callers, rounds = 64, 20
 		for i := range callers {

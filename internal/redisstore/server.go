@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -21,8 +20,7 @@ type server struct {
 	calls  *gather
 	holds  *gather // for holds that replicas must confirm
 
-	fit      atomic.Bool   // the check has accepted the server
-	checking chan struct{} // has room for one caller, who checks the server
+	fit atomic.Bool // the check has accepted the server
 }
 
 // label returns the name of the server for errors, such as "redis host:port".
@@ -80,18 +78,9 @@ func (at *server) check(ctx context.Context) error {
 	if at.fit.Load() {
 		return nil
 	}
-	select {
-	case at.checking <- struct{}{}: // one caller checks, and the others wait
-		defer func() { <-at.checking }()
-	case <-time.After(hedgeAfter): // the check of the other one may wait on a dead connection
-	case <-ctx.Done():
-		return resp.NotSent(at.calls.noReply())
-	}
 
-	if at.fit.Load() {
-		return nil
-	}
-
+	// Concurrent callers each check, because the check of another caller may wait on a dead
+	// connection.
 	reason, err := at.fault(ctx)
 	switch {
 	case err != nil:
