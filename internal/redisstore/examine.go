@@ -86,10 +86,10 @@ func (e *examiner) run(ctx context.Context) error {
 // fitness reports whether the server may store locks. The argument cluster is the reply to CLUSTER
 // INFO.
 func (e *examiner) fitness(cluster any) {
-	switch reason := unfit(e.info, e.info, cluster, false); {
+	switch reason := unfit(e.info, cluster, false); {
 	case reason == nil:
 		e.say(OK, "role and memory", "a master that evicts no key")
-	case unfit(e.info, e.info, cluster, e.at.mayEvict) == nil:
+	case unfit(e.info, cluster, e.at.mayEvict) == nil:
 		e.say(Warn, "memory", "%v", reason)
 	default:
 		e.say(Bad, "role or memory", "%v", reason)

@@ -19,49 +19,36 @@ import (
 // The first call of a passed client says what to do, as Open does, even if the caller leaves while
 // go-redis still tries to connect.
 func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
-	for name, c := range map[string]struct {
-		hint   string
-		real   bool // miniredis is always a cluster
-		client func(o *redis.Options) redis.UniversalClient
-	}{
-		"wrong password": {"check the user and the password of the client", false,
-			func(o *redis.Options) redis.UniversalClient { o.Password = "wrong"; return redis.NewClient(o) }},
-		"nobody there": {"is Redis running there? check host and port", false,
-			func(o *redis.Options) redis.UniversalClient { o.Addr = deadPort; return redis.NewClient(o) }},
-		"no cluster": {"that Redis is in no cluster", true,
-			func(o *redis.Options) redis.UniversalClient {
-				return redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{o.Addr}, Password: o.Password})
-			}},
+	one := func(o *redis.Options) redis.UniversalClient { return redis.NewClient(o) }
+	for hint, client := range map[string]func(o *redis.Options) redis.UniversalClient{
+		"check the user and the password of the client": func(o *redis.Options) redis.UniversalClient {
+			o.Password = "wrong"
+			return one(o)
+		},
+		"is Redis running there? check host and port": func(o *redis.Options) redis.UniversalClient {
+			o.Addr = deadPort
+			return one(o)
+		},
+		"that Redis is in no cluster": func(o *redis.Options) redis.UniversalClient {
+			return redis.NewClusterClient(&redis.ClusterOptions{
+				Addrs: []string{o.Addr}, Password: o.Password,
+			})
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(hint, func(t *testing.T) {
 			t.Parallel()
-			srv := redistest.Start(t, &redistest.Options{Own: true, Password: "secret", Real: c.real})
-			rdb := c.client(srv.ClientOptions())
+			// miniredis is always a cluster
+			srv := redistest.Start(t, &redistest.Options{Real: true, Password: "secret"})
+			rdb := client(srv.ClientOptions())
 			defer rdb.Close()
 			s := New(rdb)
-			says := func() bool {
+			until(t, hint, func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				defer cancel()
 				_, err := s.Do(ctx, "get", "k")
-				return err != nil && strings.Contains(err.Error(), c.hint)
-			}
-			until(t, c.hint, says)
+				return err != nil && strings.Contains(err.Error(), hint)
+			})
 		})
-	}
-}
-
-// mirror is a hook that fails after the client has sent the commands, as if it could not connect to a
-// second server.
-type mirror struct{ then func() error }
-
-func (mirror) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (mirror) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (m mirror) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if err := next(ctx, cmds); err != nil {
-			return err
-		}
-		return m.then()
 	}
 }
 
@@ -74,7 +61,14 @@ func TestAHookThatFailsSendsNothingTwice(t *testing.T) {
 	} {
 		srv := redistest.Start(t, &redistest.Options{Own: true})
 		rdb := srv.Client()
-		rdb.AddHook(mirror{then})
+		// as if the hook could not connect to a second server
+		rdb.AddHook(pipelineHook(func(ctx context.Context, cmds []redis.Cmder,
+			next redis.ProcessPipelineHook) error {
+			if err := next(ctx, cmds); err != nil {
+				return err
+			}
+			return then()
+		}))
 		s := New(rdb)
 		s.one.fit.Store(true) // the check would fail
 		var calls sync.WaitGroup
@@ -93,16 +87,6 @@ func TestAHookThatFailsSendsNothingTwice(t *testing.T) {
 			}
 		}
 	}
-}
-
-// A type of the program that wraps a ClusterClient would have one queue for all nodes.
-func TestAWrappedClusterClientIsRefused(t *testing.T) {
-	redistest.NeedSets(t)
-	c := redistest.StartCluster(t, nil)
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{c.Servers[0].Addr}})
-	defer rdb.Close()
-	_, err := New(struct{ redis.UniversalClient }{rdb}).Do(t.Context(), "get", "k")
-	wantsOutage(t, err, "it is one server of a cluster")
 }
 
 // Close leaves no connection to the nodes of a cluster, and go-redis keeps the marked addresses.

@@ -230,12 +230,12 @@ func field(reply []any, name string) string {
 func (t *sentinels) adopt(w claimed, all bool) (addr string, era context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.addr != "" && !all && w.epoch < t.epoch {
+	if !all && w.epoch < t.epoch {
 		return t.addr, t.era
 	}
 	t.epoch = w.epoch
 	alias := w.run != "" && w.run == t.run && !t.unreachable
-	if t.addr == "" || w.addr != t.addr && !alias {
+	if w.addr != t.addr && !alias {
 		t.endEra(errReplaced)
 		t.era, t.endEra = context.WithCancelCause(t.d.open)
 		t.addr = w.addr

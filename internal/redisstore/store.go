@@ -294,13 +294,30 @@ func (s *Store) ready(ctx context.Context, key string) (*server, error) {
 	return at, s.check(ctx, at)
 }
 
-// check checks a server that has not been checked. Its error names the server, and says what to do.
+// check refuses a server that must not store locks: a replica, a server that may evict keys, one
+// that runs no scripts, and one of a cluster behind a client that knows only this server. Once it
+// has accepted the server, it does nothing. It runs before the first command, whether the Store was
+// opened by a URL or uses a client that the caller passed. As many replicas must confirm the script
+// as the parameter replicas says. The error names the server, and says what to do.
+//
+// Concurrent callers each check, because the check of another caller may wait on a dead connection.
 func (s *Store) check(ctx context.Context, at *server) error {
-	began := time.Now()
-	err := at.check(ctx)
-	if err == nil || errors.As(err, new(unfitError)) {
-		return err
+	if at.fit.Load() {
+		return nil
 	}
+
+	began := time.Now()
+	reason, err := at.fault(ctx)
+	switch {
+	case err != nil:
+		err = resp.NotSent(err)
+	case reason != nil:
+		return unfitError{resp.NotSent(at.prefix(at.label(), reason))}
+	default:
+		at.fit.Store(true)
+		return nil
+	}
+
 	if !cancelled(ctx, err) {
 		err = diagnose(err, s.hints, time.Since(began))
 	}
