@@ -117,8 +117,7 @@ func (e *examiner) replication(least string) {
 	if !e.alone {
 		if e.replicas != "0" {
 			e.say(Warn, "replication", "%s replicas: if one takes over, it may lack locks, and a "+
-				"key "+
-				"may get a second holder. Let none take over the address of a node", e.replicas)
+				"key may get a second holder. Let none take over the address of a node", e.replicas)
 		}
 		return
 	}
@@ -137,8 +136,7 @@ func (e *examiner) replication(least string) {
 	}
 	if least == "0" {
 		e.say(Warn, "min-replicas", "min-replicas-to-write is 0: a master that is cut off from "+
-			"its "+
-			"replicas still grants locks, beside the new master. Set min-replicas-to-write 1")
+			"its replicas still grants locks, beside the new master. Set min-replicas-to-write 1")
 	}
 }
 
@@ -147,8 +145,7 @@ func (e *examiner) clock(offset time.Duration) {
 	shown := offset.Round(time.Millisecond)
 	if offset.Abs() > time.Second {
 		e.say(Warn, "clock", "%v from this host's: if the server's clock is set forward, terms "+
-			"end "+
-			"early by as much. Let NTP slew the clocks, not step them", shown)
+			"end early by as much. Let NTP slew the clocks, not step them", shown)
 		return
 	}
 	e.say(OK, "clock", "%v from this host's", shown)

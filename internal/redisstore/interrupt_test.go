@@ -58,7 +58,8 @@ func callsEnd(t *testing.T, s *Store, srv *redistest.Server) {
 					ctx, cancel := e.Start(t.Context())
 					defer cancel()
 					err := way.add(ctx, s, "k").Err
-					if !e.Match(err) || errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) {
+					isVerdict := errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost)
+					if !e.Match(err) || isVerdict {
 						t.Errorf("%s: %s: got %v", what, way.name, err)
 					}
 				})

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -193,24 +192,16 @@ func page(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") }
 // parrot answers each command with an error that repeats all of it, as some proxies do.
 func parrot(prefix string) func(net.Conn) {
 	return func(c net.Conn) {
-		in := bufio.NewScanner(c)
-		for in.Scan() {
-			fmt.Fprintf(c, "%s%s\r\n", prefix, command(in))
+		buf := make([]byte, 4096)
+		for {
+			n, err := c.Read(buf)
+			if err != nil {
+				return
+			}
+			words := strings.Fields(string(buf[:n]))
+			fmt.Fprintf(c, "%s%s\r\n", prefix, strings.Join(words, " "))
 		}
 	}
-}
-
-// command reads the rest of a command, of which in has just read the first line.
-func command(in *bufio.Scanner) string {
-	var n int
-	fmt.Sscanf(in.Text(), "*%d", &n)
-	var args []string
-	for range n {
-		in.Scan() // the length
-		in.Scan()
-		args = append(args, in.Text())
-	}
-	return strings.Join(args, " ")
 }
 
 // A server that does not know AUTH repeats its arguments, and cuts them. No error has the

@@ -155,7 +155,9 @@ func TestCloseEndsCalls(t *testing.T) {
 				cutWires(s)
 			},
 			"the server is down": func(p *faultproxy.Proxy, s *Store) { p.Down() },
-			"the server refuses": func(p *faultproxy.Proxy, s *Store) { p.Answer("", "-ERR no\r\n") },
+			"the server refuses": func(p *faultproxy.Proxy, s *Store) {
+				p.Answer("", "-ERR no\r\n")
+			},
 		} {
 			for _, callers := range []int{1, 100} { // of one flight, and of several
 				t.Run(fmt.Sprintf("%s, %s, %d", url, name, callers), func(t *testing.T) {

@@ -19,15 +19,14 @@ import (
 // The first call of a passed client says what to do, as Open does, even if the caller leaves while
 // go-redis still tries to connect.
 func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
-	one := func(o *redis.Options) redis.UniversalClient { return redis.NewClient(o) }
 	for hint, client := range map[string]func(o *redis.Options) redis.UniversalClient{
-		"check the user and the password of the client": func(o *redis.Options) redis.UniversalClient {
+		"check the user and the password": func(o *redis.Options) redis.UniversalClient {
 			o.Password = "wrong"
-			return one(o)
+			return redis.NewClient(o)
 		},
-		"is Redis running there? check host and port": func(o *redis.Options) redis.UniversalClient {
+		"is Redis running there?": func(o *redis.Options) redis.UniversalClient {
 			o.Addr = deadPort
-			return one(o)
+			return redis.NewClient(o)
 		},
 		"that Redis is in no cluster": func(o *redis.Options) redis.UniversalClient {
 			return redis.NewClusterClient(&redis.ClusterOptions{
@@ -112,10 +111,12 @@ func TestACloseLeavesNoConnectionToACluster(t *testing.T) {
 	until(t, "the end of all connections", func() bool { return connections() <= before })
 
 	n := nodes{d: opened(t, c.URL(), nil).opened}
-	for _, addr := range []string{"127.0.1.1:7000", "[::1]:7000", "10.0.0.1:7000", "localhost:7000"} {
+	for _, addr := range []string{
+		"127.0.1.1:7000", "[::1]:7000", "10.0.0.1:7000", "localhost:7000",
+	} {
 		slots := func(context.Context) ([]redis.ClusterSlot, error) {
 			node := redis.ClusterNode{Addr: marked(addr)}
-			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{node}}}, nil
+			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{node}}}, nil
 		}
 		rdb := redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs: []string{addr}, ClusterSlots: slots, Dialer: n.d.dial,

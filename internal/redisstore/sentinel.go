@@ -36,8 +36,8 @@ type sentinels struct {
 	wait        time.Duration // how long the result of the last search is used
 }
 
-// searchEvery limits how long hasp uses a demoted master that does not know yet that it was demoted,
-// and still accepts writes.
+// searchEvery limits how long hasp uses a demoted master that does not know yet that it was
+// demoted, and still accepts writes.
 const searchEvery = 10 * time.Second
 
 // masterConn is a connection to a master. It is closed when another server becomes the master.

@@ -1,12 +1,14 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -506,8 +508,28 @@ func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, 
 func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration,
 	r Reading) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		l := &lister{s: s, timeout: timeout, Reading: r}
-		l.run(ctx, prefix, yield)
+		for page, err := range s.Scan(ctx, prefix, timeout, r.Listing) {
+			if err != nil {
+				yield(backend.Entry{}, err)
+				return
+			}
+			for some := range slices.Chunk(page, recordsAtOnce) {
+				began := time.Now()
+				entries, err := r.entries(ctx, s, timeout, some)
+				if err == nil {
+					err = rest(ctx, began)
+				}
+				if err != nil {
+					yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
+					return
+				}
+				for _, e := range entries {
+					if !yield(e, nil) {
+						return
+					}
+				}
+			}
+		}
 	}
 }
 

@@ -342,7 +342,7 @@ func TestAttemptsToConnectAreRare(t *testing.T) {
 							t.Fatalf("without the cause: %v", err)
 						}
 					}
-					s.connected(30, 150)
+					s.connected(30, 180)
 				})
 			})
 		}
