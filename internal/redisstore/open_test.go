@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -181,6 +182,19 @@ func TestCertificatesAreReadForEachConnection(t *testing.T) {
 
 	await.Must(t, os.Rename(srv.KeyFile+".old", srv.KeyFile))
 	pings(t, s)
+}
+
+func TestAFailedHandshakeLeavesNoConnection(t *testing.T) {
+	var left atomic.Int64
+	addr := redistest.Serve(t, func(c net.Conn) {
+		left.Add(1)
+		page(c)
+		hang(c) // until the client closes the connection
+		left.Add(-1)
+	})
+	_, err := open(t, "rediss://"+addr, nil)
+	wantsOutage(t, err, "TLS handshake")
+	until(t, "the end of all connections", func() bool { return left.Load() == 0 })
 }
 
 // hang reads everything and answers nothing.
