@@ -39,7 +39,7 @@ func (f *finder) newServer(node redis.UniversalClient, addr string) *server {
 
 	return &server{
 		settings: f.settings, node: node, addr: addr, master: f.master,
-		calls: newGather(false), holds: newGather(true),
+		calls: newGather(false), holds: newGather(true), checking: make(chan struct{}, 1),
 	}
 }
 

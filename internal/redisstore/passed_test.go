@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +19,7 @@ import (
 )
 
 // The first call of a passed client says what to do, as Open does, even if the caller leaves while
-// go-redis still tries to connect.
+// go-redis still tries to connect, or while another caller checks the server.
 func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
 	for hint, client := range map[string]func(o *redis.Options) redis.UniversalClient{
 		"check the user and the password": func(o *redis.Options) redis.UniversalClient {
@@ -41,14 +43,61 @@ func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
 			rdb := client(srv.ClientOptions())
 			defer rdb.Close()
 			s := New(rdb)
-			until(t, hint, func() bool {
+			says := func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				defer cancel()
 				_, err := s.Do(ctx, "get", "k")
 				return err != nil && strings.Contains(err.Error(), hint)
-			})
+			}
+			until(t, hint, says)
+			if !strings.Contains(hint, "running") {
+				return // a busy server may not reply in time
+			}
+
+			ctx, cancel := context.WithCancel(t.Context())
+			var other sync.WaitGroup
+			other.Go(func() { _, _ = s.Do(ctx, "get", "k") })
+			for range 5 {
+				if !says() {
+					t.Error("not while another caller checks")
+				}
+			}
+			cancel()
+			other.Wait()
 		})
 	}
+}
+
+// If a connection does not answer the check, later callers check on another one.
+func TestASilentCheckHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	srv := redistest.Start(t, &redistest.Options{Own: true})
+	var conns atomic.Int64
+	addr := redistest.Serve(t, func(c net.Conn) {
+		to := await.Value(net.Dial("tcp", srv.Addr))
+		defer to.Close()
+		if conns.Add(1) > 1 {
+			go func() { _, _ = io.Copy(c, to) }()
+		}
+		_, _ = io.Copy(to, c)
+	})
+	rdb := redis.NewClient(&redis.Options{
+		Addr: addr, ReadTimeout: -1, Protocol: 2, DisableIdentity: true,
+	})
+	t.Cleanup(func() { rdb.Close() })
+	s := New(rdb)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var first sync.WaitGroup
+	first.Go(func() { _, _ = s.Do(ctx, "get", "k") })
+	until(t, "the check", func() bool { return conns.Load() > 0 })
+	returns(t, "a later call", func() {
+		if _, err := s.Do(t.Context(), "get", "k"); err != nil {
+			t.Error(err)
+		}
+	})
+	cancel()
+	first.Wait()
 }
 
 // Whatever a hook does after the client has sent the commands, no command is sent twice.

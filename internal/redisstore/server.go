@@ -20,7 +20,8 @@ type server struct {
 	calls  *gather
 	holds  *gather // for holds that replicas must confirm
 
-	fit atomic.Bool // the check has accepted the server
+	fit      atomic.Bool   // the check has accepted the server
+	checking chan struct{} // has room for one caller, who checks the server
 }
 
 // label returns the name of the server for errors, such as "redis host:port".

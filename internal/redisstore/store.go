@@ -301,15 +301,27 @@ func (s *Store) ready(ctx context.Context, key string) (*server, error) {
 // has accepted the server, it does nothing. It runs before the first command, whether the Store was
 // opened by a URL or uses a client that the caller passed. As many replicas must confirm the script
 // as the parameter replicas says. The error names the server, and says what to do.
-//
-// Concurrent callers each check, because the check of another caller may wait on a dead connection.
 func (s *Store) check(ctx context.Context, at *server) error {
 	if at.fit.Load() {
 		return nil
 	}
 
 	began := time.Now()
-	reason, err := at.fault(ctx)
+	var reason, err error
+	select {
+	case at.checking <- struct{}{}: // one caller checks, and the others wait
+		defer func() { <-at.checking }()
+	case <-time.After(hedgeAfter): // the check of the other one may wait on a dead connection
+	case <-ctx.Done():
+		err = at.calls.noReply()
+	}
+
+	if at.fit.Load() {
+		return nil
+	}
+	if err == nil {
+		reason, err = at.fault(ctx)
+	}
 	switch {
 	case err != nil:
 		err = resp.NotSent(err)
