@@ -100,7 +100,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		{"redis://:hunter2@$closes", "closed the connection … rediss://"},
 		{"redis://:hunter2@$page", "is that a Redis"},
 		{"redis://:hunter2@$cut", "unknown command"},
-		{"redis://:hunter2@$parrot", "what do you mean … ***"},
+		{"redis://:longpasshunter2@$parrot", "what do you mean … ***"},
 	}
 	if plain.Real() { // miniredis has every database
 		wrong = append(wrong, wrongURL{"redis://$plain/999", "$plain: … number of the database"})
