@@ -25,7 +25,7 @@ type batch struct {
 func (b batch) run(ctx context.Context) {
 	groups := map[*server][]int{}
 	for i, c := range b.calls {
-		at, err := b.s.servers.find(ctx, c.Keys[0])
+		at, err := b.s.find(ctx, c.Keys[0])
 		if err != nil {
 			b.answers <- answer{i, nil, b.s.fail(err)}
 			continue

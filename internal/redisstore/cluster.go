@@ -30,18 +30,11 @@ type nodes struct {
 
 // client returns a client for a cluster.
 func (n *nodes) client() *redis.ClusterClient {
-	o := n.d.options(n.a)
-	o.OnConnect = n.check
-	c := redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: n.a.addrs, ClusterSlots: n.search, Username: o.Username, Password: o.Password,
-		Dialer: o.Dialer, OnConnect: o.OnConnect,
-		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
-		MaxRedirects: maxHops, MinRetryBackoff: -1,
-		MaxRetries: o.MaxRetries, DialerRetries: o.DialerRetries, DialTimeout: o.DialTimeout,
-		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout, ContextTimeoutEnabled: true,
-		PoolSize: o.PoolSize, PipelinePoolSize: o.PipelinePoolSize,
-		ReadBufferSize: bufferSize, WriteBufferSize: bufferSize,
-	})
+	all := n.d.options(n.a, n.a.addrs...)
+	all.OnConnect = n.check
+	o := all.Cluster()
+	o.ClusterSlots = n.search
+	c := redis.NewClusterClient(o)
 
 	c.OnNewNode(func(node *redis.Client) {
 		// If a server redirects to a loopback address, go-redis makes a second client, and closes
@@ -52,9 +45,8 @@ func (n *nodes) client() *redis.ClusterClient {
 	})
 
 	for _, addr := range n.a.addrs {
-		o := *o
-		o.Addr = addr
-		first := redis.NewClient(&o)
+		all.Addrs = []string{addr}
+		first := redis.NewClient(all.Simple())
 		n.first = append(n.first, first)
 		n.known.Store(marked(addr), first)
 	}

@@ -130,19 +130,19 @@ func replyHint(text string, h hints) string {
 	return ""
 }
 
-// unfit returns why a server must not store locks, or nil. It reads the replies to INFO
-// replication, INFO memory and CLUSTER INFO. A reply is nil if the user has no right to the
-// command, or if the server does not know the command.
-func unfit(replication, memory, cluster any, mayEvict bool) error {
-	policy := InfoField(memory, "maxmemory_policy")
+// unfit returns why a server must not store locks, or nil. It reads the replies to INFO and CLUSTER
+// INFO. A reply is nil if the user has no right to the command, or if the server does not know the
+// command.
+func unfit(info, cluster any, mayEvict bool) error {
+	policy := InfoField(info, "maxmemory_policy")
 	hasPolicy := policy != "" && policy != "noeviction"
-	evicts := hasPolicy && InfoField(memory, "maxmemory") != "0"
+	evicts := hasPolicy && InfoField(info, "maxmemory") != "0"
 	switch {
-	case InfoField(replication, "redis_mode") == "sentinel":
+	case InfoField(info, "redis_mode") == "sentinel":
 		return errors.New("it is a sentinel (write redis-sentinel://host:port,host:port/NAME)")
-	case InfoField(replication, "role") == "slave":
-		master := net.JoinHostPort(InfoField(replication, "master_host"),
-			InfoField(replication, "master_port"))
+	case InfoField(info, "role") == "slave":
+		master := net.JoinHostPort(InfoField(info, "master_host"),
+			InfoField(info, "master_port"))
 		// Return no ReplyError, because a demoted master of a cluster must not make Open fail.
 		return fmt.Errorf("it is a replica of %s (name the master, or the sentinels: "+
 			"redis-sentinel://host:port,host:port/NAME)", master)

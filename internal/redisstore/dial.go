@@ -69,12 +69,13 @@ func (d *dialer) close() {
 	}
 }
 
-// options returns the options of a client for the server of a URL.
-func (d *dialer) options(a address) *redis.Options {
-	return &redis.Options{
-		Addr: a.addrs[0], Username: a.user, Password: a.password, DB: a.db, Dialer: d.dial,
+// options returns the options of a client for servers of a URL.
+func (d *dialer) options(a address, addrs ...string) *redis.UniversalOptions {
+	return &redis.UniversalOptions{
+		Addrs: addrs, Username: a.user, Password: a.password, DB: a.db, Dialer: d.dial,
 		Protocol: 2, DisableIdentity: true, // commands that the user may have no right to
-		MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
+		MaxRetries: -1, MinRetryBackoff: -1, MaxRedirects: maxHops, DialerRetries: 1,
+		DialTimeout: dialTimeout,
 		// only deadlines limit a call
 		ReadTimeout: -1, WriteTimeout: -1, ContextTimeoutEnabled: true,
 		PoolSize: d.size, PipelinePoolSize: -1,
@@ -110,30 +111,31 @@ func tlsConfig(params map[string]string, host string) (*tls.Config, error) {
 	return c, nil
 }
 
-// dial makes a connection, and the TLS handshake if the URL asks for TLS. If that fails, dial
-// returns a connection whose first write returns the error. If dial returned the error, go-redis
-// would log it, and after some errors it would dial only once a second.
+// dial makes a connection, and the TLS handshake if the URL asks for TLS.
 func (d *dialer) dial(ctx context.Context, _, addr string) (net.Conn, error) {
-	conn, err := d.connect(ctx, whole(addr))
+	return failLater(d.connect(ctx, whole(addr)))
+}
+
+// failLater returns the result of a dial. If the dial failed, the result is a connection whose
+// first write returns the error. If the dial returned the error, go-redis would log it, and after
+// some errors it would dial only once a second.
+func failLater(conn net.Conn, err error) (net.Conn, error) {
 	if err != nil {
-		conn = undialed{err: fmt.Errorf("%w", err)} // go-redis unwraps the error once
+		end, _ := net.Pipe()
+		conn = undialed{end, fmt.Errorf("%w", err)} // go-redis unwraps the error once
 	}
 	return conn, nil
 }
 
-// undialed is a connection that could not be made.
+// undialed is a connection that could not be made. It has one end of a pipe, which accepts
+// deadlines.
 type undialed struct {
 	net.Conn
 	err error
 }
 
-func (u undialed) Read([]byte) (int, error)       { return 0, u.err }
-func (u undialed) Write([]byte) (int, error)      { return 0, u.err }
-func (undialed) Close() error                     { return nil }
-func (undialed) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
-func (undialed) SetDeadline(time.Time) error      { return nil }
-func (undialed) SetReadDeadline(time.Time) error  { return nil }
-func (undialed) SetWriteDeadline(time.Time) error { return nil }
+func (u undialed) Read([]byte) (int, error)  { return 0, u.err }
+func (u undialed) Write([]byte) (int, error) { return 0, u.err }
 
 func (d *dialer) connect(ctx context.Context, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))

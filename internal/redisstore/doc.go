@@ -57,7 +57,7 @@
 //     master that was replaced without a failing call, and ends the program if a sentinel's answer
 //     has one element. hasp uses the answer with the highest epoch, and asks again for each new
 //     connection, after a failed call and every 10 s. In an outage, callers share searches that are
-//     100 to 200 ms apart.
+//     100 ms apart.
 //   - The function ClusterSlots: the search of go-redis asks one node after another, so a node that
 //     hangs stops it, and its errors name no node. hasp asks another node after 200 ms. An address
 //     may go to a server of another cluster. Therefore each new connection asks for the server's

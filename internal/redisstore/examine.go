@@ -26,15 +26,13 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 		return err
 	}
 	defer s.Close()
-	servers, err := s.servers.all(ctx)
+	servers, err := s.all(ctx)
 	if err != nil {
 		return s.fail(err)
 	}
-	a, _ := parse(node) // without an error, because prepare has parsed node
-	_ = a.setParams(params)
 	for _, at := range servers {
 		e := &examiner{at: at, alone: alone, found: found}
-		if err := e.run(ctx, a); err != nil {
+		if err := e.run(ctx); err != nil {
 			return err
 		}
 	}
@@ -55,7 +53,7 @@ func (e *examiner) say(level, what, format string, args ...any) {
 	e.found(level, what+" of "+e.at.label(), fmt.Sprintf(format, args...))
 }
 
-func (e *examiner) run(ctx context.Context, a address) error {
+func (e *examiner) run(ctx context.Context) error {
 	began := time.Now()
 	replies := e.at.ask(ctx, true, false,
 		[]string{"info"},
@@ -63,7 +61,7 @@ func (e *examiner) run(ctx context.Context, a address) error {
 		[]string{"config", "get", "appendfsync"},
 		[]string{"config", "get", "min-replicas-to-write"})
 	if err := replies[0].Err; err != nil {
-		return e.at.prefix(e.at.label(), diagnose(err, lockHints(a), time.Since(began)))
+		return e.at.prefix(e.at.label(), diagnose(err, e.at.hints, time.Since(began)))
 	}
 	e.info = replies[0].Value
 	e.replicas = cmp.Or(InfoField(e.info, "connected_slaves"), "0")
@@ -74,7 +72,7 @@ func (e *examiner) run(ctx context.Context, a address) error {
 
 	number := cmp.Or(InfoField(e.info, "valkey_version"), InfoField(e.info, "redis_version"))
 	e.say(OK, "version", "%s, %s", number, InfoField(e.info, "redis_mode"))
-	e.fitness(replies[1].Value, a.mayEvict)
+	e.fitness(replies[1].Value)
 	if e.alone {
 		e.persistence(setting(replies[2].Value))
 	}
@@ -87,11 +85,11 @@ func (e *examiner) run(ctx context.Context, a address) error {
 
 // fitness reports whether the server may store locks. The argument cluster is the reply to CLUSTER
 // INFO.
-func (e *examiner) fitness(cluster any, mayEvict bool) {
-	switch reason := unfit(e.info, e.info, cluster, false); {
+func (e *examiner) fitness(cluster any) {
+	switch reason := unfit(e.info, cluster, false); {
 	case reason == nil:
 		e.say(OK, "role and memory", "a master that evicts no key")
-	case unfit(e.info, e.info, cluster, mayEvict) == nil:
+	case unfit(e.info, cluster, e.at.mayEvict) == nil:
 		e.say(Warn, "memory", "%v", reason)
 	default:
 		e.say(Bad, "role or memory", "%v", reason)
@@ -119,8 +117,7 @@ func (e *examiner) replication(least string) {
 	if !e.alone {
 		if e.replicas != "0" {
 			e.say(Warn, "replication", "%s replicas: if one takes over, it may lack locks, and a "+
-				"key "+
-				"may get a second holder. Let none take over the address of a node", e.replicas)
+				"key may get a second holder. Let none take over the address of a node", e.replicas)
 		}
 		return
 	}
@@ -139,8 +136,7 @@ func (e *examiner) replication(least string) {
 	}
 	if least == "0" {
 		e.say(Warn, "min-replicas", "min-replicas-to-write is 0: a master that is cut off from "+
-			"its "+
-			"replicas still grants locks, beside the new master. Set min-replicas-to-write 1")
+			"its replicas still grants locks, beside the new master. Set min-replicas-to-write 1")
 	}
 }
 
@@ -149,8 +145,7 @@ func (e *examiner) clock(offset time.Duration) {
 	shown := offset.Round(time.Millisecond)
 	if offset.Abs() > time.Second {
 		e.say(Warn, "clock", "%v from this host's: if the server's clock is set forward, terms "+
-			"end "+
-			"early by as much. Let NTP slew the clocks, not step them", shown)
+			"end early by as much. Let NTP slew the clocks, not step them", shown)
 		return
 	}
 	e.say(OK, "clock", "%v from this host's", shown)

@@ -17,9 +17,11 @@ import (
 // sentinels, look for the servers again.
 type finder struct {
 	*settings
-	tasks  *tasks
+	tasks  *tasks // the goroutines that Close waits for
 	rdb    redis.UniversalClient
 	opened *dialer // nil if the caller of hasp passed the client
+
+	sentinels *sentinels // nil unless a URL names sentinels
 
 	one     *server     // nil if the Store is a cluster
 	located atomic.Bool // find has found a server of the cluster
@@ -98,6 +100,10 @@ func (f *finder) at(node *redis.Client) *server {
 
 // all returns the servers that have keys.
 func (f *finder) all(ctx context.Context) ([]*server, error) {
+	// ForEachMaster may last longer than ctx while there is no map of slots.
+	if _, err := f.find(ctx, ""); err != nil {
+		return nil, err
+	}
 	if f.one != nil {
 		return []*server{f.one}, nil
 	}
@@ -123,32 +129,21 @@ func (f *finder) all(ctx context.Context) ([]*server, error) {
 	return all, nil
 }
 
-// follow returns the server to which a command must be sent again, or nil, and whether ASKING must
-// precede the command. The argument at is the server that refused it with err.
-func (f *finder) follow(ctx context.Context, at *server, key string,
-	err error) (to *server, asking bool) {
+// follow returns the server to which a command must be sent again, and whether ASKING must precede
+// the command. The argument at is the server that refused the command with err. If the other server
+// is not in the last map of slots, the result is nil.
+func (f *finder) follow(at *server, err error) (to *server, asking bool) {
 	addr, asking := redis.IsAskError(err)
 	if !asking {
 		addr, _ = redis.IsMovedError(err)
 		f.reload()
 	}
 
-	if node, ok := f.opened.nodes.known.Load(marked(redirected(addr, at.addr))); ok {
-		return f.at(node.(*redis.Client)), asking
+	node, ok := f.opened.nodes.known.Load(marked(redirected(addr, at.addr)))
+	if !ok {
+		return nil, false
 	}
-
-	for range 20 { // until the map of slots is loaded, which has a new node
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return nil, false
-		}
-		if to, err := f.find(ctx, key); err == nil && to != at {
-			return to, false
-		}
-	}
-
-	return nil, false
+	return f.at(node.(*redis.Client)), asking
 }
 
 // reload starts a search for the servers of a cluster, and does not wait.
@@ -165,25 +160,25 @@ func (f *finder) noteFailure(err error) {
 	case !mayHaveMoved(err):
 	case f.isCluster:
 		f.reload()
-	case f.bySentinels && f.opened != nil:
-		f.opened.sentinels.start(pause)
+	case f.sentinels != nil:
+		f.sentinels.start(pause)
 	}
 }
 
 // suspect starts a search for the master if a reply is late. If the search began only when the
 // first call has failed, many calls that wait could fail before the new master is known.
 func (f *finder) suspect() {
-	if f.bySentinels && f.opened != nil {
-		f.opened.sentinels.start(suspectAfter)
+	if f.sentinels != nil {
+		f.sentinels.start(suspectAfter)
 	}
 }
 
 // master returns the address of the master that the sentinels of a URL have named, or "".
 func (f *finder) master() string {
-	if f.opened == nil || f.opened.sentinels == nil {
+	if f.sentinels == nil {
 		return ""
 	}
-	return f.opened.sentinels.known()
+	return f.sentinels.known()
 }
 
 // pause is the shortest time between two searches that failures start.

@@ -63,14 +63,16 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 		rdb = g.node
 	}
 
+	var wait resp.Command
 	if g.confirm {
-		wait := resp.NewCommand("wait", strconv.Itoa(s.replicas),
+		wait = resp.NewCommand("wait", strconv.Itoa(s.replicas),
 			strconv.FormatInt(patience(ctx.until), 10))
 		cmds = append(cmds, wait)
-		r.err = f.exec(ctx, s, rdb, cmds)
+	}
+
+	r.err = f.exec(ctx, s, rdb, cmds)
+	if g.confirm {
 		r.lost = s.unconfirmed(wait.Reply(r.err))
-	} else {
-		r.err = f.exec(ctx, s, rdb, cmds)
 	}
 
 	if f.wire != nil {

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"net"
 	"runtime"
 	"slices"
 	"sync"
@@ -346,8 +347,8 @@ func (g *gather) takesBackLocked(f *flight, r result) bool {
 	switch {
 	case r.err == nil, r.err == errNoReply, !r.unsent:
 		return false
-	case errors.Is(r.err, errReplaced):
-		return true // the next connection leads to the new master
+	case errors.Is(r.err, errReplaced), errors.Is(r.err, net.ErrClosed):
+		return true // the era ended during the dial or the set-up; the next dial finds the master
 	case g.othersWorkLocked(f): // the server may take no more connections
 		g.refused = time.Now()
 		return true

@@ -17,24 +17,15 @@ import (
 
 type key struct{}
 
-// watch is a hook that counts the pipelines and their commands, and keeps the value of the last
-// context.
-type watch struct {
-	pipelines, commands atomic.Int64
-	value               atomic.Value
-}
+// pipelineHook is a hook of a client, which is called in place of each pipeline.
+type pipelineHook func(ctx context.Context, cmds []redis.Cmder,
+	next redis.ProcessPipelineHook) error
 
-func (*watch) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (*watch) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-func (w *watch) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if cmds[0].Name() != "client" { // of a new connection
-			w.pipelines.Add(1)
-			w.commands.Add(int64(len(cmds)))
-			w.value.Store(fmt.Sprint(ctx.Value(key{}), " ", cmds[0].Args()))
-		}
-		return next(ctx, cmds)
-	}
+func (pipelineHook) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (pipelineHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (h pipelineHook) ProcessPipelineHook(
+	next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error { return h(ctx, cmds, next) }
 }
 
 // A hook sees the values of a lone caller's context, and the texts of the commands. Commands of
@@ -42,15 +33,25 @@ func (w *watch) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 func TestHooksOfAPassedClient(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Own: true})
 	rdb := srv.Client()
-	w := &watch{}
-	rdb.AddHook(w)
+	var pipelines, commands atomic.Int64
+	var seen atomic.Value
+	rdb.AddHook(pipelineHook(func(ctx context.Context, cmds []redis.Cmder,
+		next redis.ProcessPipelineHook) error {
+		if cmds[0].Name() != "client" { // of a new connection
+			pipelines.Add(1)
+			commands.Add(int64(len(cmds)))
+			seen.Store(fmt.Sprint(ctx.Value(key{}), " ", cmds[0].Args()))
+		}
+		return next(ctx, cmds)
+	}))
 	s := New(rdb)
 	await.Value(s.Do(context.WithValue(t.Context(), key{}, "span"), "get", "k"))
-	if got := w.value.Load(); got != "span [get k]" {
+	if got := seen.Load(); got != "span [get k]" {
 		t.Errorf("a hook saw %q", got)
 	}
 
-	before, commands := w.pipelines.Load(), w.commands.Load()
+	pipelines.Store(0)
+	commands.Store(0)
 	srv.Pause()
 	var calls sync.WaitGroup
 	for _, key := range numbered("n", 200) {
@@ -59,7 +60,7 @@ func TestHooksOfAPassedClient(t *testing.T) {
 	time.Sleep(50 * time.Millisecond)
 	srv.Resume()
 	calls.Wait()
-	if n, c := w.pipelines.Load()-before, w.commands.Load()-commands; n > 24 || c != 200 {
+	if n, c := pipelines.Load(), commands.Load(); n > 24 || c != 200 {
 		t.Errorf("%d commands in %d pipelines", c, n)
 	}
 }

@@ -21,15 +21,6 @@ var odd = append(strings.Fields(`a 123456789 { } {} }{ a{b}c a{}b {}{a} a}b a}b{
 	hasp:{x}:lock:k`), "", "\x00\r\n", "\U0001f512", "\xff{\xfe}\xfd",
 	strings.Repeat("{}", 500), strings.Repeat("}", 1000))
 
-func TestDerivedKeysShareTheSlotOfTheLock(t *testing.T) {
-	for _, key := range slices.Concat(odd, random(2000)) {
-		lock, fence := LockKey(key), DerivedKey("fence", key)
-		if slot.Of(lock) != slot.Of(key) || slot.Of(fence) != slot.Of(key) {
-			t.Errorf("%q: slots of %q and %q differ from %d", key, lock, fence, slot.Of(key))
-		}
-	}
-}
-
 // The slots are compared with those that a server reports.
 func TestSlotIsThatOfRedis(t *testing.T) {
 	srv := redistest.Start(t, &redistest.Options{Args: []string{"--cluster-enabled", "yes"}})
@@ -111,13 +102,17 @@ func TestListOfAMasterThatIsReplaced(t *testing.T) {
 	wantsOutage(t, last, "named a new master")
 }
 
-// So no key's lock or fence is another key's.
+// So no key's lock or fence is another key's. All derived keys are in the slot of the lock.
 func TestKeyOfItsName(t *testing.T) {
-	for _, key := range slices.Concat(odd, random(300)) {
+	for _, key := range slices.Concat(odd, random(2000)) {
 		if got, kind, ok := keyOf(LockKey(key)); !ok || got != key || kind != "" {
 			t.Errorf("the lock of %q: got %q, %q, %t", key, got, kind, ok)
 		}
-		got, kind, ok := keyOf(DerivedKey("places", key))
+		places := DerivedKey("places", key)
+		if n := slot.Of(key); slot.Of(LockKey(key)) != n || slot.Of(places) != n {
+			t.Errorf("%q: the slots of %q and %q differ", key, LockKey(key), places)
+		}
+		got, kind, ok := keyOf(places)
 		if !ok || got != key || kind != "places" {
 			t.Errorf("the places of %q: got %q, %q, %t", key, got, kind, ok)
 		}

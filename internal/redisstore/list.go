@@ -90,52 +90,20 @@ type Reading struct {
 	Status func(c Candidate, reply any) (backend.Status, bool, error)
 }
 
-// lister is one call of ListBy.
-type lister struct {
-	Reading
-	s       *Store
-	timeout time.Duration
-}
-
-// run yields the entries of the keys that begin with prefix.
-func (l *lister) run(ctx context.Context, prefix string, yield func(backend.Entry, error) bool) {
-	for page, err := range l.s.Scan(ctx, prefix, l.timeout, l.Listing) {
-		if err != nil {
-			yield(backend.Entry{}, err)
-			return
-		}
-		for some := range slices.Chunk(page, recordsAtOnce) {
-			began := time.Now()
-			entries, err := l.entries(ctx, some)
-			if err == nil {
-				err = rest(ctx, began)
-			}
-			if err != nil {
-				yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
-				return
-			}
-			for _, e := range entries {
-				if !yield(e, nil) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // entries runs the script for several keys, in one pipeline for each server, and returns their
 // entries.
-func (l *lister) entries(ctx context.Context, some []Candidate) ([]backend.Entry, error) {
-	within, cancel := context.WithTimeout(ctx, l.timeout)
+func (r Reading) entries(ctx context.Context, s *Store, timeout time.Duration,
+	some []Candidate) ([]backend.Entry, error) {
+	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	calls := make([]Call, len(some))
 	for i, c := range some {
-		calls[i] = l.Call(c)
+		calls[i] = r.Call(c)
 	}
 
 	var entries []backend.Entry
 	var failure error
-	l.s.RunEach(within, l.Script, calls, func(i int, reply any, err error) {
+	s.RunEach(within, r.Script, calls, func(i int, reply any, err error) {
 		switch {
 		case redis.HasErrorPrefix(err, "WRONGTYPE"):
 			return // another program has replaced the record
@@ -144,7 +112,7 @@ func (l *lister) entries(ctx context.Context, some []Candidate) ([]backend.Entry
 			failure = cmp.Or(failure, err)
 			return
 		}
-		status, ok, err := l.Status(some[i], reply)
+		status, ok, err := r.Status(some[i], reply)
 		if err != nil {
 			failure = err
 		}
@@ -182,14 +150,14 @@ type scan struct {
 // the records that l finds, and then for those of shared holds.
 func (sc *scan) run(ctx context.Context, l Listing, yield func([]Candidate, error) bool) {
 	within, cancel := context.WithTimeout(ctx, sc.timeout)
-	all, err := sc.s.servers.all(within)
+	all, err := sc.s.all(within)
 	cancel()
 	if err != nil {
 		yield(nil, cmp.Or(ctx.Err(), sc.s.fail(err)))
 		return
 	}
 
-	sc.master = sc.s.servers.master()
+	sc.master = sc.s.master()
 	for _, sc.at = range all {
 		for _, sc.records = range []Listing{l, sharedRecords} {
 			if !sc.pass(ctx, yield) {
@@ -218,7 +186,7 @@ func (sc *scan) pass(ctx context.Context, yield func([]Candidate, error) bool) b
 
 // page returns the next page of the scan.
 func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
-	if sc.s.servers.master() != sc.master {
+	if sc.s.master() != sc.master {
 		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list " +
 			"again"))
 	}

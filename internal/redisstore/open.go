@@ -68,7 +68,7 @@ func prepare(node string, params map[string]string, connections int,
 		rdb = d.nodes.client()
 		o.name = "redis cluster"
 	} else {
-		of := d.options(a)
+		of := d.options(a, a.addrs...).Simple()
 		o.name = "redis " + of.Addr
 		if a.kind == theSentinels {
 			d.sentinels = newSentinels(d, a)

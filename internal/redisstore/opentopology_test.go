@@ -131,12 +131,17 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	_, err := open(t, set.URL(), nil)
 	wantsOutage(t, err, away.Addr+": it may evict")
 
-	// If the URL or a client names the server alone, the error names the URL of the cluster.
+	// If the URL or a client names the server alone, the error names the URL of the cluster. A type
+	// of the program that wraps a ClusterClient would have one queue for all nodes.
 	_, err = open(t, away.URL(), map[string]string{"allow_eviction": "true"})
 	wantsOutage(t, err, "redis-cluster://")
 	rdb.ConfigSet(t.Context(), "maxmemory", "0")
-	_, err = New(rdb).Do(t.Context(), "get", key)
-	wantsOutage(t, err, "redis-cluster://")
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{away.Addr}})
+	defer cluster.Close()
+	for _, rdb := range []redis.UniversalClient{rdb, struct{ redis.UniversalClient }{cluster}} {
+		_, err = New(rdb).Do(t.Context(), "get", key)
+		wantsOutage(t, err, "it is one server of a cluster … redis-cluster://")
+	}
 }
 
 // Close ends calls, whether a caller waits for a reply, for a connection, for a flight, or for a
@@ -150,7 +155,9 @@ func TestCloseEndsCalls(t *testing.T) {
 				cutWires(s)
 			},
 			"the server is down": func(p *faultproxy.Proxy, s *Store) { p.Down() },
-			"the server refuses": func(p *faultproxy.Proxy, s *Store) { p.Answer("", "-ERR no\r\n") },
+			"the server refuses": func(p *faultproxy.Proxy, s *Store) {
+				p.Answer("", "-ERR no\r\n")
+			},
 		} {
 			for _, callers := range []int{1, 100} { // of one flight, and of several
 				t.Run(fmt.Sprintf("%s, %s, %d", url, name, callers), func(t *testing.T) {

@@ -75,7 +75,6 @@ func TestConnectionsThatDieInSilenceEndFewCalls(t *testing.T) {
 			until(t, "a new connection", func() bool { return l.answered.Load() > 500 })
 			l.stop()
 			until(t, "few unanswered calls", func() bool { return l.unanswered() <= few })
-			t.Logf("%d of %d calls without an answer", l.unanswered(), l.all.Load())
 			cancel()
 			l.end()
 		})
@@ -105,7 +104,6 @@ func TestAMasterThatHangsEndsFewCalls(t *testing.T) {
 			if n := l.unanswered(); n > few {
 				t.Errorf("%d of %d calls failed", n, l.all.Load())
 			}
-			t.Logf("%d of %d calls failed", l.unanswered(), l.all.Load())
 			old.Resume()
 		})
 	}
@@ -227,7 +225,6 @@ func TestFewSearchesInAnOutage(t *testing.T) {
 		}
 	}
 	asked, took := len(sentinel.Commands())/2, time.Since(began)
-	t.Logf("%d searches in %v", asked, took)
 	if most := 3 + int(took/pause); asked > most {
 		t.Errorf("%d searches in %v, want %d at most", asked, took, most)
 	}

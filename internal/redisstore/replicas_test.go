@@ -184,7 +184,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 		gone <- err
 	}()
 	until(t, "all callers wait", func() bool {
-		_, waiting := progress(s.servers.one.holds)
+		_, waiting := progress(s.one.holds)
 		return waiting == callers+1
 	})
 	leave()
@@ -208,7 +208,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 		t.Errorf("the server was asked %d times to wait for its replicas", n)
 	}
 	until(t, "no hold waits", func() bool {
-		flights, waiting := progress(s.servers.one.holds)
+		flights, waiting := progress(s.one.holds)
 		return flights+waiting == 0
 	})
 }

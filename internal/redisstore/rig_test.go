@@ -240,10 +240,10 @@ func progress(g *gather) (flights, waiting int) {
 	return len(g.flights), len(g.waiting)
 }
 
-// allFlights reports whether as many flights are under way as there can be, and each has its calls. A
-// flight that has just started would also take a later call.
+// allFlights reports whether as many flights are under way as there can be, and each has its calls.
+// A flight that has just started would also take a later call.
 func allFlights(s *Store) bool {
-	g := s.servers.one.calls
+	g := s.one.calls
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	isEmpty := func(f *flight) bool { return len(f.batch) == 0 }

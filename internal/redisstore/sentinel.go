@@ -36,21 +36,14 @@ type sentinels struct {
 	wait        time.Duration // how long the result of the last search is used
 }
 
-const (
-	// searchEvery limits how long hasp uses a demoted master that does not know yet that it was
-	// demoted, and still accepts writes.
-	searchEvery = 10 * time.Second
-
-	// maxPause is the longest time for which the result of a search is used while the master or the
-	// sentinels cannot be reached.
-	maxPause = 200 * time.Millisecond
-)
+// searchEvery limits how long hasp uses a demoted master that does not know yet that it was
+// demoted, and still accepts writes.
+const searchEvery = 10 * time.Second
 
 // masterConn is a connection to a master. It is closed when another server becomes the master.
 type masterConn struct {
 	rawConn
-	era  context.Context
-	stop func() bool
+	stop func() bool // the era no longer closes the connection
 }
 
 func (c *masterConn) Close() error {
@@ -58,34 +51,14 @@ func (c *masterConn) Close() error {
 	return c.rawConn.Close()
 }
 
-func (c *masterConn) Read(b []byte) (int, error) {
-	n, err := c.rawConn.Read(b)
-	return n, c.reason(err)
-}
-
-func (c *masterConn) Write(b []byte) (int, error) {
-	n, err := c.rawConn.Write(b)
-	return n, c.reason(err)
-}
-
-// reason returns why the connection has failed with err.
-func (c *masterConn) reason(err error) error {
-	if err != nil && context.Cause(c.era) == errReplaced {
-		return errReplaced
-	}
-	return err
-}
-
 func newSentinels(d *dialer, a address) *sentinels {
 	t := &sentinels{d: d, master: a.master}
 	t.era, t.endEra = context.WithCancelCause(d.open)
+	a.user = a.sentinelUser
+	a.password = a.sentinelPassword
+	a.db = 0
 	for _, addr := range a.addrs {
-		o := d.options(a)
-		o.Addr = addr
-		o.Username = a.sentinelUser
-		o.Password = a.sentinelPassword
-		o.DB = 0
-		t.asked = append(t.asked, redis.NewClient(o))
+		t.asked = append(t.asked, redis.NewClient(d.options(a, addr).Simple()))
 	}
 
 	t.timer = time.AfterFunc(searchEvery, func() { t.start(0) })
@@ -94,11 +67,7 @@ func newSentinels(d *dialer, a address) *sentinels {
 
 // dialMaster is the Dialer of a client for the master.
 func (t *sentinels) dialMaster(ctx context.Context, _, _ string) (net.Conn, error) {
-	conn, err := t.dial(ctx)
-	if err != nil {
-		return undialed{err: fmt.Errorf("%w", err)}, nil // see dialer.dial
-	}
-	return conn, nil
+	return failLater(t.dial(ctx))
 }
 
 func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
@@ -129,7 +98,7 @@ func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
 			diagnose(err, hints{}, time.Duration(t.d.timeout.Load())))}
 	}
 	base := conn.(rawConn)
-	return &masterConn{base, era, context.AfterFunc(era, func() { base.Close() })}, nil
+	return &masterConn{base, context.AfterFunc(era, func() { base.Close() })}, nil
 }
 
 // isMaster returns an error if a new connection leads to a server that is not a master.
@@ -195,7 +164,7 @@ func (t *sentinels) start(atLeast time.Duration) *search {
 
 // reachedLocked records whether the master and a sentinel can be reached.
 func (t *sentinels) reachedLocked(ok bool) {
-	t.wait = max(pause, min(2*t.wait, maxPause))
+	t.wait = pause
 	if ok {
 		t.wait = 0
 	}
@@ -261,12 +230,12 @@ func field(reply []any, name string) string {
 func (t *sentinels) adopt(w claimed, all bool) (addr string, era context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.addr != "" && !all && w.epoch < t.epoch {
+	if !all && w.epoch < t.epoch {
 		return t.addr, t.era
 	}
 	t.epoch = w.epoch
 	alias := w.run != "" && w.run == t.run && !t.unreachable
-	if t.addr == "" || w.addr != t.addr && !alias {
+	if w.addr != t.addr && !alias {
 		t.endEra(errReplaced)
 		t.era, t.endEra = context.WithCancelCause(t.d.open)
 		t.addr = w.addr

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -71,39 +70,6 @@ func (at *server) ask(ctx context.Context, here, confirm bool, commands ...[]str
 	return replies
 }
 
-// check refuses a server that must not store locks: a replica, a server that may evict keys, one
-// that runs no scripts, and one of a cluster behind a client that knows only this server. Once it
-// has accepted the server, it does nothing. It runs before the first command, whether the Store was
-// opened by a URL or uses a client that the caller passed. As many replicas must confirm the script
-// as the parameter replicas says.
-func (at *server) check(ctx context.Context) error {
-	if at.fit.Load() {
-		return nil
-	}
-	select {
-	case at.checking <- struct{}{}: // one caller checks, and the others wait
-		defer func() { <-at.checking }()
-	case <-time.After(hedgeAfter): // the check of the other one may wait on a dead connection
-	case <-ctx.Done():
-		return resp.NotSent(at.calls.noReply())
-	}
-
-	if at.fit.Load() {
-		return nil
-	}
-
-	reason, err := at.fault(ctx)
-	switch {
-	case err != nil:
-		return resp.NotSent(err)
-	case reason != nil:
-		return unfitError{resp.NotSent(at.prefix(at.label(), reason))}
-	}
-
-	at.fit.Store(true)
-	return nil
-}
-
 // errOneOfCluster is the fault of a server of a cluster behind a client that knows only this
 // server.
 const errOneOfCluster = resp.ReplyError("it is one server of a cluster " +
@@ -120,12 +86,11 @@ func (at *server) fault(ctx context.Context) (reason, err error) {
 	}
 
 	info := replies[1].Value
-	if !at.isCluster && InfoField(info, "cluster_enabled") != "1" {
-		return unfit(info, info, nil, at.mayEvict), nil
+	var cluster any
+	if at.isCluster || InfoField(info, "cluster_enabled") == "1" {
+		cluster = at.ask(ctx, true, false, []string{"cluster", "info"})[0].Value
 	}
-
-	cluster := at.ask(ctx, true, false, []string{"cluster", "info"})[0].Value
-	if reason := unfit(info, info, cluster, at.mayEvict); reason != nil {
+	if reason := unfit(info, cluster, at.mayEvict); reason != nil {
 		return reason, nil
 	}
 

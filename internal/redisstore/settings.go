@@ -19,7 +19,7 @@ type settings struct {
 	bySentinels bool
 	namesRun    bool     // replies contain the run ID of the server
 	mayEvict    bool     // the server may evict keys
-	connections int      // how many the client may have to one server, at most maxStale
+	connections int      // to one server that Send replaces for one command
 	replicas    int      // how many replicas must confirm a hold
 	secrets     []string // no error may contain these
 	hints       hints    // for errors of the check

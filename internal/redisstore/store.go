@@ -1,12 +1,14 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -25,12 +27,8 @@ type Store struct {
 	// Subscriber holds the subscriptions of the Store. Store.Close also closes the Subscriber.
 	*pubsub.Subscriber
 
-	*settings
-	rdb     redis.UniversalClient
-	opened  *dialer // nil if the caller of hasp passed the client
-	servers *finder
-	tasks   *tasks   // the goroutines that Close waits for
-	ran     sync.Map // scripts that Run sends by their hash: *Script → nil
+	*finder
+	ran sync.Map // scripts that Run sends by their hash: *Script → nil
 }
 
 // maxHops is how many redirections Send follows for one command.
@@ -68,7 +66,7 @@ func CheckClient(rdb redis.UniversalClient) error {
 // New returns a Store that uses a client of the caller. The client keeps its settings, and the
 // Store's Close does not close the client.
 func New(rdb redis.UniversalClient) *Store {
-	o := &settings{name: "redis", plain: true, connections: maxHops, hints: clientHints}
+	o := &settings{name: "redis", plain: true, connections: maxStale, hints: clientHints}
 	switch c := rdb.(type) {
 	case *redis.Client:
 		// A client of sentinels has no address, and go-redis reports "FailoverClient" instead.
@@ -77,7 +75,6 @@ func New(rdb redis.UniversalClient) *Store {
 			o.name += " " + c.Options().Addr
 		}
 		o.secrets = []string{c.Options().Password}
-		o.connections = min(max(c.Options().PoolSize, c.Options().PipelinePoolSize), maxStale)
 	case *redis.ClusterClient:
 		o.isCluster = true
 		o.secrets = []string{c.Options().Password}
@@ -88,8 +85,7 @@ func New(rdb redis.UniversalClient) *Store {
 
 // newStore returns a Store. The dialer is nil if the caller of hasp passed the client rdb.
 func newStore(o *settings, rdb redis.UniversalClient, opened *dialer) *Store {
-	t := &tasks{}
-	servers := &finder{settings: o, tasks: t, rdb: rdb, opened: opened}
+	servers := &finder{settings: o, tasks: &tasks{}, rdb: rdb, opened: opened}
 	config := pubsub.Config{
 		Server: func(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
 			at, err := servers.find(ctx, slotKey)
@@ -107,6 +103,7 @@ func newStore(o *settings, rdb redis.UniversalClient, opened *dialer) *Store {
 	} else {
 		servers.one = servers.newServer(rdb, "")
 		if opened != nil {
+			servers.sentinels = opened.sentinels
 			calls := servers.one.calls
 			for _, w := range opened.wires {
 				calls.idle = append(calls.idle, &flight{wire: w})
@@ -114,10 +111,7 @@ func newStore(o *settings, rdb redis.UniversalClient, opened *dialer) *Store {
 		}
 	}
 
-	return &Store{
-		Subscriber: pubsub.New(config),
-		settings:   o, rdb: rdb, opened: opened, servers: servers, tasks: t,
-	}
+	return &Store{Subscriber: pubsub.New(config), finder: servers}
 }
 
 // probe checks that the server, or each master of a cluster, runs scripts, because every strategy
@@ -129,15 +123,11 @@ func (s *Store) probe(ctx context.Context) error {
 		defer s.opened.timeout.Store(int64(dialTimeout))
 	}
 
-	if _, err := s.servers.find(ctx, ""); err != nil {
+	servers, err := s.all(ctx)
+	if err != nil {
 		if ctx.Err() == context.Canceled {
 			err = context.Cause(ctx) // the cause says why
 		}
-		return s.fail(err)
-	}
-
-	servers, err := s.servers.all(ctx)
-	if err != nil {
 		return s.fail(err)
 	}
 
@@ -234,7 +224,7 @@ func (s *Store) Send(ctx context.Context, key string, confirm bool, args ...stri
 		var to *server
 		switch {
 		case canFollow && hops < maxHops && redirects(r.Err):
-			to, asking = s.servers.follow(ctx, at, key, r.Err)
+			to, asking = s.follow(at, r.Err)
 		case s.isDemoted(r.Err) && hops < s.connections:
 			to = at
 		}
@@ -299,20 +289,49 @@ func (s *Store) RunEach(ctx context.Context, sc *Script, calls []Call,
 // ready returns the server that has the slot of a key, and checks a server that has not been
 // checked.
 func (s *Store) ready(ctx context.Context, key string) (*server, error) {
-	at, err := s.servers.find(ctx, key)
+	at, err := s.find(ctx, key)
 	if err != nil {
 		return nil, s.fail(err)
 	}
 	return at, s.check(ctx, at)
 }
 
-// check checks a server that has not been checked. Its error names the server, and says what to do.
+// check refuses a server that must not store locks: a replica, a server that may evict keys, one
+// that runs no scripts, and one of a cluster behind a client that knows only this server. Once it
+// has accepted the server, it does nothing. It runs before the first command, whether the Store was
+// opened by a URL or uses a client that the caller passed. As many replicas must confirm the script
+// as the parameter replicas says. The error names the server, and says what to do.
 func (s *Store) check(ctx context.Context, at *server) error {
-	began := time.Now()
-	err := at.check(ctx)
-	if err == nil || errors.As(err, new(unfitError)) {
-		return err
+	if at.fit.Load() {
+		return nil
 	}
+
+	began := time.Now()
+	var reason, err error
+	select {
+	case at.checking <- struct{}{}: // one caller checks, and the others wait
+		defer func() { <-at.checking }()
+	case <-time.After(hedgeAfter): // the check of the other one may wait on a dead connection
+	case <-ctx.Done():
+		err = at.calls.noReply()
+	}
+
+	if at.fit.Load() {
+		return nil
+	}
+	if err == nil {
+		reason, err = at.fault(ctx)
+	}
+	switch {
+	case err != nil:
+		err = resp.NotSent(err)
+	case reason != nil:
+		return unfitError{resp.NotSent(at.prefix(at.label(), reason))}
+	default:
+		at.fit.Store(true)
+		return nil
+	}
+
 	if !cancelled(ctx, err) {
 		err = diagnose(err, s.hints, time.Since(began))
 	}
@@ -339,7 +358,7 @@ func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 		return nil, err
 	}
 
-	s.servers.noteFailure(err)
+	s.noteFailure(err)
 	if resp.IsReadOnly(err) {
 		// Let the Subscriber connect again, because the address leads to a new master now or soon,
 		// and the messages of that master do not arrive on the old connection.
@@ -501,8 +520,28 @@ func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, 
 func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration,
 	r Reading) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		l := &lister{s: s, timeout: timeout, Reading: r}
-		l.run(ctx, prefix, yield)
+		for page, err := range s.Scan(ctx, prefix, timeout, r.Listing) {
+			if err != nil {
+				yield(backend.Entry{}, err)
+				return
+			}
+			for some := range slices.Chunk(page, recordsAtOnce) {
+				began := time.Now()
+				entries, err := r.entries(ctx, s, timeout, some)
+				if err == nil {
+					err = rest(ctx, began)
+				}
+				if err != nil {
+					yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
+					return
+				}
+				for _, e := range entries {
+					if !yield(e, nil) {
+						return
+					}
+				}
+			}
+		}
 	}
 }
 

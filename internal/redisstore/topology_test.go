@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -250,6 +251,36 @@ func TestClusterWhoseServersAreReplaced(t *testing.T) {
 	}
 	if n.adopt(nil) {
 		t.Error("adopted a map without servers")
+	}
+}
+
+// A sentinel may have missed a failover. Its answer counts only if all sentinels have answered.
+func TestAnswersWithALowerEpoch(t *testing.T) {
+	m := &sentinels{d: &dialer{open: t.Context()}}
+	m.era, m.endEra = context.WithCancelCause(t.Context())
+	for _, c := range []struct {
+		claimed
+		all  bool
+		want string
+	}{
+		{claimed{addr: "new", epoch: 2}, false, "new"},
+		{claimed{addr: "old", epoch: 1}, false, "new"},
+		{claimed{addr: "old", epoch: 1}, true, "old"},
+	} {
+		if got, _ := m.adopt(c.claimed, c.all); got != c.want {
+			t.Errorf("%v: got %s", c, got)
+		}
+	}
+}
+
+func TestRepliesAfterWhichTheServersAreSearched(t *testing.T) {
+	for word, want := range map[string]bool{
+		"READONLY": true, "MASTERDOWN": true, "CLUSTERDOWN": true, "MOVED": true,
+		"WRONGTYPE": false,
+	} {
+		if got := mayHaveMoved(resp.ReplyError(word + " text")); got != want {
+			t.Errorf("%s: got %v", word, got)
+		}
 	}
 }
 

@@ -2,7 +2,6 @@ package pubsub_test
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
-	"github.com/hasplock/hasp/internal/redisstore/pubsub"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -56,25 +54,9 @@ func TestListenByAnyClient(t *testing.T) {
 				t.Error("sharded")
 			}
 			rdb := srv.Client()
-			ping := func() { rdb.Ping(t.Context()) }
-			await.Undisturbed(t, pubsub.WriteTimeout/2, ping, func() string {
-				a, b := listenTo(t, s, name+"a"), listenTo(t, s, name+"b")
-				defer a.Close()
-				defer b.Close()
-				for _, ch := range []string{"a", "b"} {
-					if n := rdb.Publish(t.Context(), name+ch, ch).Val(); n != 1 {
-						return fmt.Sprintf("%s: %d subscribers", ch, n)
-					}
-				}
-				got := ""
-				for i, e := range []*recorder{a, b} {
-					until(t, "a message", func() bool { got += e.take(); return len(got) > i })
-				}
-				if got != "ab" {
-					return fmt.Sprintf("got %q", got)
-				}
-				return ""
-			})
+			for _, channel := range []string{name + "a", name + "b"} {
+				getsSoon(t, rdb, listenTo(t, s, channel), channel)
+			}
 			s.Close()
 			until(t, "the end of the connection", func() bool {
 				return len(rdb.PubSubChannels(t.Context(), name+"*").Val()) == 0
