@@ -195,32 +195,68 @@ func down(f *faulty) { failWith(f, errNet) }
 
 func up(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil }
 
-// withClient runs a test in a bubble, with a Client over a faulty driver. The Client is closed at
-// the end.
-func withClient(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
+// bench is a test in a bubble of virtual time, with a Client over a faulty driver. Another Client of
+// the same store is the rival, if there is one.
+type bench struct {
+	*testing.T
+	*faulty
+	*hasp.Client
+}
+
+// withClient runs a test on a bench. The Client is closed at the end.
+func withClient(t *testing.T, o *hasp.Options, run func(t *bench)) {
 	t.Helper()
 	withEnds(t, backend.CancelNone, o, run)
 }
 
 // withEnds is withClient with ends as the trait Cancellation.
-func withEnds(t *testing.T, ends backend.Cancellation, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
+func withEnds(t *testing.T, ends backend.Cancellation, o *hasp.Options, run func(t *bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
 		f.ends = ends
 		c := await.Value(hasp.New(f, o))
 		defer c.Close()
-		run(t, f, c)
+		run(&bench{t, f, c})
 	})
 }
 
+func (t *bench) lock(key string, opts ...hasp.Option) *hasp.Lease {
+	t.Helper()
+	return t.lockIn(t.Context(), key, opts...)
+}
+
+func (t *bench) lockIn(ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
+	t.Helper()
+	return lockIn(t, t.Client, ctx, key, opts...)
+}
+
+func (t *bench) lockSoon(ctx context.Context, key string, opts ...hasp.Option) <-chan *hasp.Lease {
+	t.Helper()
+	return lockSoon(t, t.Client, ctx, key, opts...)
+}
+
+// lockErr and tryErr return the error of a Lock, or of a TryLock.
+func (t *bench) lockErr(key string, opts ...hasp.Option) error {
+	return errOf(t.Lock(t.Context(), key, opts...))
+}
+
+func (t *bench) tryErr(key string, opts ...hasp.Option) error {
+	return errOf(t.TryLock(t.Context(), key, opts...))
+}
+
+func (t *bench) nothingLeft() {
+	t.Helper()
+	nothingLeft(t, t.Client)
+}
+
 // lockNow is a Lock that must succeed.
-func lockNow(t *testing.T, l hasp.Locker, key string, opts ...hasp.Option) *hasp.Lease {
+func lockNow(t testing.TB, l hasp.Locker, key string, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	return lockIn(t, l, t.Context(), key, opts...)
 }
 
-func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
+func lockIn(t testing.TB, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	lease, err := l.Lock(ctx, key, opts...)
 	await.Must(t, err)
@@ -228,7 +264,7 @@ func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts .
 }
 
 // lockSoon begins a lockIn, and returns when that waits or has the key. It must run in a bubble.
-func lockSoon(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) <-chan *hasp.Lease {
+func lockSoon(t testing.TB, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) <-chan *hasp.Lease {
 	t.Helper()
 	got := make(chan *hasp.Lease, 1)
 	go func() { got <- lockIn(t, l, ctx, key, opts...) }()
@@ -255,7 +291,7 @@ func (s *seen) of(kind hasp.EventKind) []hasp.Event {
 }
 
 // unlock is an Unlock of a Lease or of Leases that must succeed.
-func unlock(t *testing.T, l interface{ Unlock(context.Context) error }) {
+func unlock(t testing.TB, l interface{ Unlock(context.Context) error }) {
 	t.Helper()
 	if err := l.Unlock(t.Context()); err != nil {
 		t.Errorf("unlock: %v", err)
@@ -263,7 +299,7 @@ func unlock(t *testing.T, l interface{ Unlock(context.Context) error }) {
 }
 
 // nothingLeft fails the test if c has a line, a hold or a release to make.
-func nothingLeft(t *testing.T, c *hasp.Client) {
+func nothingLeft(t testing.TB, c *hasp.Client) {
 	t.Helper()
 	if lines, holds, reaps := hasp.Leftovers(c); lines+holds+reaps != 0 {
 		t.Errorf("left: %d lines, %d holds, %d releases", lines, holds, reaps)
@@ -271,16 +307,16 @@ func nothingLeft(t *testing.T, c *hasp.Client) {
 }
 
 // within fails the test if more than most has passed since start.
-func within(t *testing.T, what string, start time.Time, most time.Duration) {
+func within(t testing.TB, what string, start time.Time, most time.Duration) {
 	t.Helper()
 	if took := time.Since(start); took > most {
 		t.Errorf("%s took %v, want at most %v", what, took, most)
 	}
 }
 
-func free(t *testing.T, f *faulty, key string) bool {
+func (t *bench) free(key string) bool {
 	t.Helper()
-	st, err := f.Inspect(t.Context(), key)
+	st, err := t.faulty.Inspect(t.Context(), key)
 	await.Must(t, err)
 	return !st.Held
 }
@@ -288,17 +324,17 @@ func free(t *testing.T, f *faulty, key string) bool {
 func errOf[T any](_ T, err error) error { return err }
 
 // freed fails the test with the text otherwise unless all keys are free.
-func freed(t *testing.T, f *faulty, otherwise string, keys ...string) {
+func (t *bench) freed(otherwise string, keys ...string) {
 	t.Helper()
 	for _, key := range keys {
-		if !free(t, f, key) {
+		if !t.free(key) {
 			t.Errorf("%s: %s", key, otherwise)
 		}
 	}
 }
 
 // equal fails the test unless got is want.
-func equal[T comparable](t *testing.T, what string, got, want T) {
+func equal[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if got != want {
 		t.Errorf("%s: got %v, want %v", what, got, want)
@@ -306,14 +342,14 @@ func equal[T comparable](t *testing.T, what string, got, want T) {
 }
 
 // timeout returns a context inside ctx that ends after d.
-func timeout(t *testing.T, ctx context.Context, d time.Duration) context.Context {
+func timeout(t testing.TB, ctx context.Context, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	t.Cleanup(cancel)
 	return ctx
 }
 
 // want fails the test unless err matches target, or is nil if target is nil.
-func want(t *testing.T, what string, err, target error) {
+func want(t testing.TB, what string, err, target error) {
 	t.Helper()
 	if !errors.Is(err, target) {
 		t.Errorf("%s: got %v, want %v", what, err, target)

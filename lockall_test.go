@@ -48,8 +48,8 @@ func several(n int) (keys []string) {
 }
 
 func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		far(f, func() time.Duration { return 10 * time.Millisecond })
+	withClient(t, nil, func(t *bench) {
+		far(t.faulty, func() time.Duration { return 10 * time.Millisecond })
 		for _, tc := range []struct {
 			keys  int
 			trips time.Duration
@@ -59,21 +59,21 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 			{4, 4, []hasp.Option{hasp.WithMaxWait(0), hasp.WithLinger()}},
 			{4, 4, []hasp.Option{hasp.WithMaxWait(10 * time.Millisecond)}}, // there is no time to wait for another LockAll
 		} {
-			before := f.attempts()
+			before := t.attempts()
 			began := time.Now()
-			ls := await.Value(hasp.LockAll(t.Context(), c, several(tc.keys), tc.opts...))
+			ls := await.Value(hasp.LockAll(t.Context(), t.Client, several(tc.keys), tc.opts...))
 			equal(t, fmt.Sprintf("time of LockAll of %d", tc.keys), time.Since(began), tc.trips*10*time.Millisecond)
-			equal(t, "attempts", f.attempts()-before, tc.keys)
+			equal(t, "attempts", t.attempts()-before, tc.keys)
 
 			began = time.Now()
-			unlock(t, await.Value(hasp.LockAll(ls.Context(), c, several(tc.keys), hasp.WithMaxWait(0))))
+			unlock(t, await.Value(hasp.LockAll(ls.Context(), t.Client, several(tc.keys), hasp.WithMaxWait(0))))
 			within(t, "re-entry", began, 0)
 			unlock(t, ls)
 			within(t, "Unlock", began, time.Duration((tc.keys+63)/64)*10*time.Millisecond)
-			freed(t, f, "it lingers", several(tc.keys)...)
+			t.freed("it lingers", several(tc.keys)...)
 			time.Sleep(time.Second) // until the gap is over
 		}
-		nothingLeft(t, c)
+		t.nothingLeft()
 	})
 }
 
@@ -81,29 +81,29 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 // fails.
 func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 	for name, wrap := range behind {
-		withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-			far(f, func() time.Duration { return 10 * time.Millisecond })
+		withTwo(t, nil, func(t *bench, rival *hasp.Client) {
+			far(t.faulty, func() time.Duration { return 10 * time.Millisecond })
 			b := lockNow(t, rival, "b")
 			failed := make(chan error)
 			go func() {
 				ctx := timeout(t, t.Context(), time.Hour)
-				_, err := hasp.LockAll(ctx, wrap(c), []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
+				_, err := hasp.LockAll(ctx, wrap(t.Client), []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
 				failed <- err
 			}()
 			time.Sleep(100 * time.Millisecond)
-			if free(t, f, "a") {
+			if t.free("a") {
 				t.Error("a is free")
 			}
-			freed(t, f, "it is held", "c", "d")
+			t.freed("it is held", "c", "d")
 
 			began := time.Now()
-			want(t, "Break", f.Break(t.Context(), "a"), nil)
+			want(t, "Break", t.faulty.Break(t.Context(), "a"), nil)
 			wantOnly(t, "LockAll of "+name, <-failed, hasp.ErrLost)
 			within(t, "LockAll that has lost a key", began, hasp.DefaultTTL)
 			unlock(t, b)
 			time.Sleep(time.Second)
-			freed(t, f, "it is held", "a", "b", "c", "d")
-			nothingLeft(t, c)
+			t.freed("it is held", "a", "b", "c", "d")
+			t.nothingLeft()
 		})
 	}
 }
@@ -130,14 +130,14 @@ var behind = map[string]func(c *hasp.Client) hasp.Locker{
 func TestUnlockOfOneOfSeveral(t *testing.T) {
 	for name, wrap := range behind {
 		for _, held := range []string{"", "a", "b"} {
-			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+			withTwo(t, nil, func(t *bench, rival *hasp.Client) {
 				if held != "" {
 					l := lockNow(t, rival, held)
 					time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
 				}
 				for i, keys := 0, []string{"a", "b", "c"}; i < len(keys); i++ {
-					ls := await.Value(hasp.LockAll(t.Context(), wrap(c), keys))
-					unlock(t, await.Value(hasp.LockAll(ls.Context(), c, keys, hasp.WithMaxWait(0))))
+					ls := await.Value(hasp.LockAll(t.Context(), wrap(t.Client), keys))
+					unlock(t, await.Value(hasp.LockAll(ls.Context(), t.Client, keys, hasp.WithMaxWait(0))))
 					derived, cancel := context.WithCancel(ls.Context())
 					unlock(t, ls.All()[i])
 					want(t, name+": the joint context", context.Cause(derived), hasp.ErrReleased)
@@ -150,7 +150,7 @@ func TestUnlockOfOneOfSeveral(t *testing.T) {
 					}
 					cancel()
 				}
-				nothingLeft(t, c)
+				t.nothingLeft()
 			})
 		}
 	}
@@ -159,10 +159,10 @@ func TestUnlockOfOneOfSeveral(t *testing.T) {
 // When the first lease has ended by the clock, the joint context has ended, even if no timer has
 // fired.
 func TestJointContextReadsTheClockOfEachLease(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		ls := await.Value(hasp.LockAll(t.Context(), c, []string{"a", "b"}))
+	withClient(t, nil, func(t *bench) {
+		ls := await.Value(hasp.LockAll(t.Context(), t.Client, []string{"a", "b"}))
 		want(t, "Extend", ls.All()[1].Extend(t.Context(), time.Hour), nil)
-		hasp.Skip(c, hasp.DefaultTTL)
+		hasp.Skip(t.Client, hasp.DefaultTTL)
 		want(t, "the joint context", ls.Context().Err(), context.Canceled)
 		want(t, "its cause", context.Cause(ls.Context()), hasp.ErrLost)
 		want(t, "b", ls.All()[1].Err(), nil)
@@ -186,15 +186,15 @@ func (c *children) AfterFunc(f func()) (stop func() bool) {
 
 // After an Unlock, and after a LockAll that has failed, the caller's context has no child left.
 func TestLockAllLeavesNoContext(t *testing.T) {
-	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+	withTwo(t, nil, func(t *bench, rival *hasp.Client) {
 		ctx := &children{Context: t.Context()}
-		ls := await.Value(hasp.LockAll(ctx, c, several(3)))
+		ls := await.Value(hasp.LockAll(ctx, t.Client, several(3)))
 		if ctx.n.Load() == 0 {
 			t.Error("the context has no children")
 		}
 		unlock(t, ls)
 		l := lockNow(t, rival, "000")
-		want(t, "LockAll", errOf(hasp.LockAll(ctx, c, several(3), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		want(t, "LockAll", errOf(hasp.LockAll(ctx, t.Client, several(3), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
 		equal(t, "children that are left", ctx.n.Load(), 0)
 		unlock(t, l)
 	})
@@ -202,7 +202,7 @@ func TestLockAllLeavesNoContext(t *testing.T) {
 
 // rivals runs n calls at the same time, each with its own Client, whose round trips take up to 2
 // ms. It returns the errors of the calls.
-func rivals(t *testing.T, n int, call func(i int, c *hasp.Client) error) []error {
+func rivals(t testing.TB, n int, call func(i int, c *hasp.Client) error) []error {
 	store, errs := new(memlock.Store), make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
@@ -269,19 +269,19 @@ func TestLockAllLeavesGaps(t *testing.T) {
 func TestLockAllAfterALostReply(t *testing.T) {
 	for name, hook := range map[string]acquireHook{"lost": lostReply, "failed": failAcquire(errNet)} {
 		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			withClient(t, nil, func(t *bench) {
 				until := time.Now().Add(time.Second)
-				f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				t.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 					time.Sleep(5 * time.Millisecond)
 					if cl.Key == "002" && time.Now().Before(until) {
 						return hook(cl, send)
 					}
 					return send()
 				}
-				ls := await.Value(hasp.LockAll(t.Context(), c, several(5)))
+				ls := await.Value(hasp.LockAll(t.Context(), t.Client, several(5)))
 				unlock(t, ls)
 				time.Sleep(3 * hasp.DefaultTimeout) // until the lost tokens are released twice
-				nothingLeft(t, c)
+				t.nothingLeft()
 			})
 		})
 	}
@@ -292,8 +292,8 @@ func TestLockAllAfterALostReply(t *testing.T) {
 func TestLockAllThatIsNotAnswered(t *testing.T) {
 	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
 		for _, hangs := range []string{"000", "003"} {
-			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			withEnds(t, ends, nil, func(t *bench) {
+				t.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 					if cl.Key >= hangs {
 						time.Sleep(hasp.DefaultTimeout + time.Second/2) // so that the late answer comes before the second release
 					}
@@ -303,7 +303,7 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 					ctx, cancel := context.WithCancelCause(t.Context())
 					began, left := time.Now(), errors.New("left")
 					time.AfterFunc(bound, func() { cancel(left) })
-					_, err := hasp.LockAll(ctx, c, several(5))
+					_, err := hasp.LockAll(ctx, t.Client, several(5))
 					if bound < hasp.DefaultTimeout {
 						want(t, "LockAll", err, left)
 						within(t, "LockAll", began, bound)
@@ -312,8 +312,8 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 						within(t, "LockAll", began, hasp.DefaultTimeout+10*time.Millisecond)
 					}
 					time.Sleep(4 * hasp.DefaultTimeout) // until the late answers have come, and their tokens are released
-					freed(t, f, "it is held", several(5)...)
-					nothingLeft(t, c)
+					t.freed("it is held", several(5)...)
+					t.nothingLeft()
 				}
 			})
 		}
@@ -332,12 +332,12 @@ func TestSeveralKeysWithACallerThatPanics(t *testing.T) {
 				}
 			}
 			o := &hasp.Options{Observe: func(context.Context, hasp.Event) { spring() }}
-			withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+			withClient(t, o, func(t *bench) {
 				recovered := make(chan any)
 				go func() {
 					defer func() { recovered <- recover() }()
 					ctx := trap{t.Context(), func(string) { spring() }}
-					hasp.DoAll(ctx, c, several(3), func(context.Context, *hasp.Leases) error { return nil })
+					hasp.DoAll(ctx, t.Client, several(3), func(context.Context, *hasp.Leases) error { return nil })
 					returned = true
 				}()
 				v := <-recovered
@@ -345,8 +345,8 @@ func TestSeveralKeysWithACallerThatPanics(t *testing.T) {
 					t.Errorf("%s at step %d: returned %t, recovered %v", name, step, returned, v)
 				}
 				time.Sleep(time.Second) // until calls of unknown outcome are released
-				freed(t, f, "it is held", several(3)...)
-				nothingLeft(t, c)
+				t.freed("it is held", several(3)...)
+				t.nothingLeft()
 			})
 		}
 	}

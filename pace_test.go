@@ -224,11 +224,11 @@ func TestAttemptsAtOneHold(t *testing.T) {
 		{name: "Backoff", backoff: func(int) time.Duration { return time.Second }, least: 70, most: 125},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, &hasp.Options{Backoff: tc.backoff}, func(t *testing.T, f *faulty, c *hasp.Client) {
-				heldByAnother(t, f, time.Hour)
-				f.acquire = tc.acquire
-				want(t, "Lock", errOf(c.Lock(t.Context(), "k", append(tc.opts, hasp.WithMaxWait(time.Minute))...)), hasp.ErrHeld)
-				if a := f.attempts(); a < tc.least || a > tc.most {
+			withClient(t, &hasp.Options{Backoff: tc.backoff}, func(t *bench) {
+				heldByAnother(t, t.faulty, time.Hour)
+				t.acquire = tc.acquire
+				want(t, "Lock", t.lockErr("k", append(tc.opts, hasp.WithMaxWait(time.Minute))...), hasp.ErrHeld)
+				if a := t.attempts(); a < tc.least || a > tc.most {
 					t.Errorf("%d attempts in a minute, want %d to %d", a, tc.least, tc.most)
 				}
 			})
@@ -247,8 +247,8 @@ func afterTrip(dial time.Duration) callHook {
 
 // After one slow answer, a later Lock must not leave a free key unused for long.
 func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
-	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(2 * time.Second)}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
-		first := lockSoon(t, c, t.Context(), "k")
+	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(2 * time.Second)}, func(t *bench, rival *hasp.Lease) {
+		first := t.lockSoon(t.Context(), "k")
 		time.Sleep(2100 * time.Millisecond)
 		rival.Unlock(t.Context())
 		l := <-first
@@ -256,7 +256,7 @@ func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
 		l.Unlock(t.Context())
 
 		began := time.Now()
-		unlock(t, lockNow(t, c, "k"))
+		unlock(t, t.lock("k"))
 		within(t, "Lock of a free key that nobody else wants", began, 150*time.Millisecond)
 	})
 }
@@ -270,16 +270,16 @@ func TestGapAfterALongHold(t *testing.T) {
 		c.Unheard.Store(unheard)
 		return send()
 	}
-	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0), release: release}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0), release: release}, func(t *bench, rival *hasp.Lease) {
 		time.AfterFunc(time.Second, func() { rival.Unlock(context.Background()) })
 		for i := range 4 {
 			unheard = i >= 2
-			l := lockNow(t, c, "k")
+			l := t.lock("k")
 			time.Sleep(time.Minute)
 			l.Unlock(t.Context())
 
 			began := time.Now()
-			l = lockNow(t, c, "k")
+			l = t.lock("k")
 			// Without a gap, the Lock takes one round trip of 200 µs.
 			if took := time.Since(began); unheard != (took <= 500*time.Microsecond) || took > 20*time.Millisecond {
 				t.Errorf("unheard %v: the key was taken again after %v", unheard, took)
@@ -293,36 +293,36 @@ func TestGapAfterALongHold(t *testing.T) {
 // A Client knows for a second which keys are contended, however many keys it uses. After a gap that
 // nobody is known to need, the driver may use its cheapest command.
 func TestContendedKeysAreNotForgotten(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		again := func(key string) (last backend.Claim) {
-			f.set(func(f *faulty) {
+			t.set(func(f *faulty) {
 				f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 					last = c
 					return send()
 				}
 			})
 			for range 2 {
-				l := lockNow(t, c, key)
+				l := t.lock(key)
 				time.Sleep(30 * time.Millisecond)
 				unlock(t, l)
 			}
-			f.set(func(f *faulty) { f.acquire = nil })
+			t.set(func(f *faulty) { f.acquire = nil })
 			return last
 		}
 		if cl := again("k"); cl.Waited == 0 || cl.Contended {
 			t.Errorf("after a gap: %+v", cl)
 		}
-		rival := await.Value(hasp.New(f.Driver, nil))
+		rival := await.Value(hasp.New(t.Driver, nil))
 		defer rival.Close()
 		l := lockNow(t, rival, "k")
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
+		want(t, "TryLock", t.tryErr("k"), hasp.ErrHeld)
 		unlock(t, l)
 
 		use := func(name string) {
 			var all sync.WaitGroup
 			for i := range 600 {
 				all.Go(func() {
-					l := lockNow(t, c, fmt.Sprint(name, i))
+					l := t.lock(fmt.Sprint(name, i))
 					time.Sleep(5 * time.Millisecond)
 					unlock(t, l)
 				})
@@ -337,7 +337,7 @@ func TestContendedKeysAreNotForgotten(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			use(fmt.Sprint("round ", i, " key "))
 		}
-		if n := hasp.Contended(c); n > 1500 {
+		if n := hasp.Contended(t.Client); n > 1500 {
 			t.Errorf("%d keys are in the table", n)
 		}
 	})

@@ -131,10 +131,10 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 }
 
 func TestErrorOfAContextThatCannotBeCompared(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
+	withClient(t, nil, func(t *bench) {
+		l := t.lock("k")
 		ctx := timeout(t, t.Context(), time.Second)
-		want(t, "Lock", errOf(c.Lock(oddContext{ctx}, "k")), hasp.ErrHeld)
+		want(t, "Lock", errOf(t.Lock(oddContext{ctx}, "k")), hasp.ErrHeld)
 		unlock(t, l)
 	})
 }
@@ -250,10 +250,11 @@ func TestDriverThatPanics(t *testing.T) {
 					want(t, "the lease", l.Err(), nil)
 					unlock(t, l)
 				}
-				freed(t, f, "not free", "k", "k#0")
-				unlock(t, lockNow(t, c, "k"))
+				b := &bench{t, f, c}
+				b.freed("not free", "k", "k#0")
+				unlock(t, b.lock("k"))
 				synctest.Wait()
-				nothingLeft(t, c)
+				b.nothingLeft()
 				began := time.Now()
 				await.Must(t, c.Close())
 				within(t, "Close", began, 0)
@@ -264,21 +265,21 @@ func TestDriverThatPanics(t *testing.T) {
 
 // A context that is nil is refused, and changes nothing.
 func TestContextThatIsNil(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		var none context.Context
-		l := lockNow(t, c, "k")
-		want(t, "Lock", errOf(c.Lock(none, "other")), hasp.ErrInvalid)
-		want(t, "TryLock", errOf(c.TryLock(none, "other")), hasp.ErrInvalid)
+		l := t.lock("k")
+		want(t, "Lock", errOf(t.Lock(none, "other")), hasp.ErrInvalid)
+		want(t, "TryLock", errOf(t.TryLock(none, "other")), hasp.ErrInvalid)
 		want(t, "Unlock", l.Unlock(none), hasp.ErrInvalid)
 		want(t, "Extend", l.Extend(none, time.Minute), hasp.ErrInvalid)
 		want(t, "Detach", errOf(l.Detach(none, time.Minute)), hasp.ErrInvalid)
-		want(t, "Resume", errOf(c.Resume(none, hasp.Handle{Key: "other", Token: "t", TTL: time.Minute})), hasp.ErrInvalid)
-		want(t, "Inspect", errOf(c.Inspect(none, "k")), hasp.ErrInvalid)
-		want(t, "Break", c.Break(none, "k"), hasp.ErrInvalid)
-		for _, err := range c.List(none, "") {
+		want(t, "Resume", errOf(t.Resume(none, hasp.Handle{Key: "other", Token: "t", TTL: time.Minute})), hasp.ErrInvalid)
+		want(t, "Inspect", errOf(t.Client.Inspect(none, "k")), hasp.ErrInvalid)
+		want(t, "Break", t.Client.Break(none, "k"), hasp.ErrInvalid)
+		for _, err := range t.Client.List(none, "") {
 			want(t, "List", err, hasp.ErrInvalid)
 		}
-		freed(t, f, "locked", "other")
+		t.freed("locked", "other")
 		unlock(t, l)
 	})
 }
@@ -293,20 +294,20 @@ func TestEventsOfCallsThatDoNotReturn(t *testing.T) {
 			panic("of the caller")
 		}
 	}}
-	withTwo(t, o, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+	withTwo(t, o, func(t *bench, rival *hasp.Client) {
 		attempt := func(call func()) {
 			defer func() { _ = recover() }()
 			call()
 			t.Error("the call has returned")
 		}
 		l := lockNow(t, rival, "k")
-		attempt(func() { c.Lock(t.Context(), "k") })
+		attempt(func() { t.Lock(t.Context(), "k") })
 		equal(t, "refusals", len(s.of(hasp.EventRefused)), 1)
 		unlock(t, l)
 
-		l = lockNow(t, c, "k")
+		l = t.lock("k")
 		attempt(func() { l.Detach(t.Context(), time.Hour) })
 		synctest.Wait()
-		freed(t, f, "held without a handle", "k")
+		t.freed("held without a handle", "k")
 	})
 }

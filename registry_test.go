@@ -156,7 +156,7 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	}
 }
 
-func panics(t *testing.T, what string, f func()) {
+func panics(t testing.TB, what string, f func()) {
 	t.Helper()
 	defer func() {
 		if recover() == nil {
@@ -239,11 +239,11 @@ func (plainDriver) Traits() backend.Traits { return backend.Traits{Reach: backen
 // also 0, but Reentry is not set.
 func TestEventsOfACall(t *testing.T) {
 	var s seen
-	withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.acquire = slowAcquire(time.Millisecond)
-		l := lockNow(t, c, "k", hasp.WithFence())
-		c.TryLock(t.Context(), "k")
-		unlock(t, lockIn(t, c, l.Context(), "k"))
+	withClient(t, &hasp.Options{Observe: s.observe}, func(t *bench) {
+		t.acquire = slowAcquire(time.Millisecond)
+		l := t.lock("k", hasp.WithFence())
+		t.TryLock(t.Context(), "k")
+		unlock(t, t.lockIn(l.Context(), "k"))
 		time.Sleep(time.Second)
 		l.Unlock(t.Context())
 

@@ -17,7 +17,7 @@ import (
 )
 
 // heldByAnother makes a stranger hold "k" in the store of f. It returns f.
-func heldByAnother(t *testing.T, f *faulty, ttl time.Duration) *faulty {
+func heldByAnother(t testing.TB, f *faulty, ttl time.Duration) *faulty {
 	t.Helper()
 	stranger := backend.Claim{Key: "k", Token: "stranger", Owner: "stranger", TTL: ttl}
 	await.Must(t, errOf(f.Driver.Acquire(t.Context(), stranger)))
@@ -66,7 +66,7 @@ var (
 
 // withRival runs a test in a bubble, with a Client c over d, whose store is in memory. Another
 // Client of the same store holds "k" by the lease rival.
-func withRival(t *testing.T, d hooked, run func(t *testing.T, c *hasp.Client, rival *hasp.Lease)) {
+func withRival(t *testing.T, d hooked, run func(t *bench, rival *hasp.Lease)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
@@ -74,7 +74,7 @@ func withRival(t *testing.T, d hooked, run func(t *testing.T, c *hasp.Client, ri
 		c, other := await.Value(hasp.New(&d, nil)), await.Value(hasp.New(store.Driver(), nil))
 		defer other.Close()
 		defer c.Close()
-		run(t, c, lockNow(t, other, "k"))
+		run(&bench{T: t, Client: c}, lockNow(t, other, "k"))
 	})
 }
 
@@ -129,10 +129,10 @@ func TestErrorsOfAWait(t *testing.T) {
 	} {
 		for _, ends := range everyEnd {
 			t.Run(fmt.Sprint(tc.name, " ", ends), func(t *testing.T) {
-				withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-					heldByAnother(t, f, time.Hour)
+				withEnds(t, ends, nil, func(t *bench) {
+					heldByAnother(t, t.faulty, time.Hour)
 					if tc.store != nil {
-						f.set(tc.store)
+						t.set(tc.store)
 					}
 					ctx, cancel := context.WithCancelCause(t.Context())
 					switch {
@@ -147,7 +147,7 @@ func TestErrorsOfAWait(t *testing.T) {
 					}
 					defer cancel(nil)
 					start := time.Now()
-					_, err := c.Lock(ctx, "k", tc.opts...)
+					_, err := t.Lock(ctx, "k", tc.opts...)
 					if took := time.Since(start); took > tc.within || took < tc.atLeast {
 						t.Errorf("returned after %v, want %v to %v", took, tc.atLeast, tc.within)
 					}
@@ -178,25 +178,25 @@ func TestErrorsOfAWait(t *testing.T) {
 func TestLastAttemptARoundTripBeforeTheEnd(t *testing.T) {
 	for deadline, opts := range map[time.Duration][]hasp.Option{time.Minute: nil, time.Hour: {hasp.WithMaxWait(time.Minute)}} {
 		o := &hasp.Options{Backoff: func(int) time.Duration { return 40 * time.Second }}
-		withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
-			heldByAnother(t, f, time.Hour)
+		withClient(t, o, func(t *bench) {
+			heldByAnother(t, t.faulty, time.Hour)
 			const trip = 10 * time.Millisecond
-			far(f, func() time.Duration { return trip })
-			time.AfterFunc(time.Minute-3*trip, func() { f.Break(context.Background(), "k") })
+			far(t.faulty, func() time.Duration { return trip })
+			time.AfterFunc(time.Minute-3*trip, func() { t.faulty.Break(context.Background(), "k") })
 			ctx := timeout(t, t.Context(), deadline)
-			unlock(t, lockIn(t, c, ctx, "k", opts...))
+			unlock(t, t.lockIn(ctx, "k", opts...))
 		})
 	}
 }
 
 func TestLockRidesOutAnOutageShorterThanTimeout(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.set(down)
-		time.AfterFunc(hasp.DefaultTimeout*8/10, func() { f.set(up) })
-		l := lockNow(t, c, "k")
-		tokens := slices.Sorted(slices.Values(f.acquired))
-		if len(tokens) < 2 || len(slices.Compact(tokens)) != len(f.acquired) {
-			t.Errorf("%q: want a token for each attempt", f.acquired)
+	withClient(t, nil, func(t *bench) {
+		t.set(down)
+		time.AfterFunc(hasp.DefaultTimeout*8/10, func() { t.set(up) })
+		l := t.lock("k")
+		tokens := slices.Sorted(slices.Values(t.acquired))
+		if len(tokens) < 2 || len(slices.Compact(tokens)) != len(t.acquired) {
+			t.Errorf("%q: want a token for each attempt", t.acquired)
 		}
 		l.Unlock(t.Context())
 	})
@@ -213,11 +213,11 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 			attempts++
 			return send()
 		}
-		a, b := await.Value(hasp.New(store.Driver(), nil)), await.Value(hasp.New(d, nil))
+		a, b := await.Value(hasp.New(store.Driver(), nil)), &bench{T: t, Client: await.Value(hasp.New(d, nil))}
 		for round, want := range []int{1, 0, 0, 1} { // the last round comes after a pause
 			l := lockNow(t, a, "k")
 			attempts = 0
-			done := lockLater(t, b, t.Context())
+			done := b.lockLater(t.Context())
 			l.Unlock(t.Context())
 			if err := <-done; err != nil || attempts != want {
 				t.Errorf("round %d: %d attempts, want %d; %v", round, attempts, want, err)
@@ -227,7 +227,7 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 			}
 		}
 		a.Close()
-		b.Close()
+		b.Client.Close()
 	})
 }
 
@@ -249,9 +249,9 @@ func TestOutageIsCountedOnce(t *testing.T) {
 			time.Sleep(c.Timeout)
 			return backend.Grant{}, &backend.UnavailableError{Since: since, Err: why}
 		}
-		withRival(t, d, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
+		withRival(t, d, func(t *bench, _ *hasp.Lease) {
 			start := time.Now()
-			_, err := c.Lock(t.Context(), "k")
+			_, err := t.Lock(t.Context(), "k")
 			within(t, "Lock, with an outage that began after a minute,", start, time.Minute+hasp.DefaultTimeout+500*time.Millisecond)
 			wantOutage(t, why.Error(), err)
 		})
@@ -273,10 +273,10 @@ func failing(f *faulty, numbers ...int) {
 }
 
 // lockLater starts a caller that locks and unlocks "k", and returns when the caller waits.
-func lockLater(t *testing.T, c *hasp.Client, ctx context.Context, opts ...hasp.Option) <-chan error {
+func (t *bench) lockLater(ctx context.Context, opts ...hasp.Option) <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		l, err := c.Lock(ctx, "k", opts...)
+		l, err := t.Lock(ctx, "k", opts...)
 		if err == nil {
 			l.Unlock(ctx)
 		}
@@ -288,16 +288,16 @@ func lockLater(t *testing.T, c *hasp.Client, ctx context.Context, opts ...hasp.O
 
 // If a wait is nearly over, or shorter than a round trip, its error is not an outage.
 func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		heldByAnother(t, f, time.Hour)
-		failing(f)
+	withClient(t, nil, func(t *bench) {
+		heldByAnother(t, t.faulty, time.Hour)
+		failing(t.faulty)
 		for _, d := range []time.Duration{1, time.Microsecond, 500 * time.Microsecond, 1500 * time.Microsecond} {
-			want(t, d.String(), errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(d))), hasp.ErrHeld)
+			want(t, d.String(), t.lockErr("k", hasp.WithMaxWait(d)), hasp.ErrHeld)
 		}
-		f.Break(t.Context(), "k")
+		t.faulty.Break(t.Context(), "k")
 		for late := range 40 {
-			l := lockNow(t, c, "k", hasp.WithoutRenewal()) // so that the hold is not handed over
-			done := lockLater(t, c, t.Context(), hasp.WithMaxWait(time.Second))
+			l := t.lock("k", hasp.WithoutRenewal()) // so that the hold is not handed over
+			done := t.lockLater(t.Context(), hasp.WithMaxWait(time.Second))
 			time.Sleep(time.Second - time.Duration(late)*100*time.Microsecond)
 			l.Unlock(t.Context())
 			if err := <-done; err != nil && !errors.Is(err, hasp.ErrHeld) {
@@ -308,14 +308,14 @@ func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 }
 
 func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
-	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
-		first := lockLater(t, c, t.Context(), hasp.WithMaxWait(900*time.Millisecond))
-		wantOutage(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(100*time.Millisecond))))
+	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *bench, rival *hasp.Lease) {
+		first := t.lockLater(t.Context(), hasp.WithMaxWait(900*time.Millisecond))
+		wantOutage(t, "Lock", t.lockErr("k", hasp.WithMaxWait(100*time.Millisecond)))
 		want(t, "Lock", <-first, hasp.ErrHeld) // because of the attempt before the Wait
 		rival.Unlock(t.Context())
 
-		own := lockNow(t, c, "own")
-		want(t, "Lock of what this Client holds", errOf(c.Lock(t.Context(), "own", hasp.WithMaxWait(10*time.Millisecond))), hasp.ErrHeld)
+		own := t.lock("own")
+		want(t, "Lock of what this Client holds", t.lockErr("own", hasp.WithMaxWait(10*time.Millisecond)), hasp.ErrHeld)
 		own.Unlock(t.Context())
 	})
 }
@@ -323,9 +323,9 @@ func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 // The store refuses an attempt, and then does not answer the Wait for most of a Timeout. Then the
 // refusal is too old to report.
 func TestWaitWithoutAnAnswerIsNotHeld(t *testing.T) {
-	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
+	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *bench, _ *hasp.Lease) {
 		ctx := timeout(t, t.Context(), 2*time.Second)
-		_, err := c.Lock(ctx, "k")
+		_, err := t.Lock(ctx, "k")
 		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, hasp.ErrHeld) {
 			t.Errorf("got %v, want only the end of the context", err)
 		}
@@ -343,11 +343,11 @@ func TestShortWaitsOnAContendedKeyAreAnswered(t *testing.T) {
 			return backend.Grant{}, ctx.Err()
 		}
 	}
-	withRival(t, hooked{traits: inOrderOfArrival, acquire: away, wait: away}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
-		first := lockLater(t, c, t.Context())
+	withRival(t, hooked{traits: inOrderOfArrival, acquire: away, wait: away}, func(t *bench, rival *hasp.Lease) {
+		first := t.lockLater(t.Context())
 		time.Sleep(time.Second)
 		for d := time.Millisecond; d <= 100*time.Millisecond; d += time.Millisecond {
-			want(t, d.String(), errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(d))), hasp.ErrHeld)
+			want(t, d.String(), t.lockErr("k", hasp.WithMaxWait(d)), hasp.ErrHeld)
 		}
 		rival.Unlock(t.Context())
 		<-first
@@ -373,11 +373,11 @@ func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
 		released[c.Token]++
 		return backend.ErrLost
 	}
-	withRival(t, leaves, func(t *testing.T, c *hasp.Client, _ *hasp.Lease) {
+	withRival(t, leaves, func(t *bench, _ *hasp.Lease) {
 		var callers sync.WaitGroup
 		for i := range 2 {
 			callers.Go(func() {
-				_, err := c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Duration(i+1)*time.Second))
+				_, err := t.Lock(t.Context(), "k", hasp.WithMaxWait(time.Duration(i+1)*time.Second))
 				var held *backend.HeldError
 				if !errors.As(err, &held) || held.Owner != "stranger" || errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("caller %d: got %v, want ErrHeld and no more", i, err)
@@ -402,16 +402,16 @@ func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
 // report the earlier ErrHeld.
 func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 	for _, alone := range []bool{true, false} {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			heldByAnother(t, f, time.Hour)
+		withClient(t, nil, func(t *bench) {
+			heldByAnother(t, t.faulty, time.Hour)
 			ctx, cancel := context.WithCancel(t.Context())
 			if !alone {
-				go c.Lock(ctx, "k")
+				go t.Lock(ctx, "k")
 			}
 			time.Sleep(time.Second)
-			f.set(func(f *faulty) { f.acquire = hungFor(hasp.DefaultTimeout) })
+			t.set(func(f *faulty) { f.acquire = hungFor(hasp.DefaultTimeout) })
 			time.Sleep(200 * time.Millisecond)
-			err := errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(2500*time.Millisecond)))
+			err := t.lockErr("k", hasp.WithMaxWait(2500*time.Millisecond))
 			wantOutage(t, fmt.Sprint("after 2.5 s of silence, alone ", alone), err)
 			cancel()
 			time.Sleep(10 * time.Second)
@@ -433,11 +433,11 @@ func TestOutageThatIsOverIsForgotten(t *testing.T) {
 			time.Sleep(after)
 			return backend.Grant{}, errNet
 		}
-		withRival(t, hooked{traits: traits, wait: cut}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
-			want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
-			waits := lockLater(t, c, t.Context())
+		withRival(t, hooked{traits: traits, wait: cut}, func(t *bench, rival *hasp.Lease) {
+			want(t, "TryLock", t.tryErr("k"), hasp.ErrHeld)
+			waits := t.lockLater(t.Context())
 			time.Sleep(30 * time.Second)
-			want(t, "TryLock after an outage", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
+			want(t, "TryLock after an outage", t.tryErr("k"), hasp.ErrHeld)
 			time.Sleep(time.Minute)
 			rival.Unlock(t.Context())
 			want(t, "two faults a minute apart", <-waits, nil)
@@ -448,10 +448,10 @@ func TestOutageThatIsOverIsForgotten(t *testing.T) {
 // A suspend is not a part of an outage, because the Client cannot ask the store meanwhile.
 func TestSuspendIsNoOutage(t *testing.T) {
 	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
-		withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			suspend := hasp.Suspendable(c)
+		withEnds(t, ends, nil, func(t *bench) {
+			suspend := hasp.Suspendable(t.Client)
 			tries := 0
-			f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			t.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
 				time.Sleep(10 * time.Millisecond)
 				tries++
 				switch tries {
@@ -463,7 +463,7 @@ func TestSuspendIsNoOutage(t *testing.T) {
 				}
 				return send()
 			}
-			unlock(t, lockNow(t, c, "k"))
+			unlock(t, t.lock("k"))
 		})
 	}
 }
@@ -472,12 +472,12 @@ func TestSuspendIsNoOutage(t *testing.T) {
 // attempts of the callers that wait for the key.
 func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"release": hasp.DefaultTTL, "renewals": 3 * time.Second} {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			l := lockNow(t, c, "k", hasp.WithTTL(ttl))
-			f.set(func(f *faulty) { f.acquire, f.renew, f.release = hungAcquire, hungRenew, hungRelease })
+		withClient(t, nil, func(t *bench) {
+			l := t.lock("k", hasp.WithTTL(ttl))
+			t.set(func(f *faulty) { f.acquire, f.renew, f.release = hungAcquire, hungRenew, hungRelease })
 			ctx := timeout(t, t.Context(), 3500*time.Millisecond)
-			head := lockLater(t, c, ctx, hasp.WithTTL(time.Minute)) // so that the hold is not handed over
-			next := lockLater(t, c, t.Context(), hasp.WithMaxWait(3400*time.Millisecond))
+			head := t.lockLater(ctx, hasp.WithTTL(time.Minute)) // so that the hold is not handed over
+			next := t.lockLater(t.Context(), hasp.WithMaxWait(3400*time.Millisecond))
 			if name == "release" {
 				go l.Unlock(context.Background())
 			}
@@ -487,7 +487,7 @@ func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
 				}
 			}
 			l.Unlock(t.Context())
-			f.set(up)
+			t.set(up)
 			time.Sleep(time.Hour) // until the calls have ended
 		})
 	}
@@ -495,10 +495,10 @@ func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
 
 func TestLongBackoffInAnOutage(t *testing.T) {
 	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.set(down)
+	withClient(t, o, func(t *bench) {
+		t.set(down)
 		start := time.Now()
-		head, next := lockLater(t, c, t.Context()), lockLater(t, c, t.Context())
+		head, next := t.lockLater(t.Context()), t.lockLater(t.Context())
 		want(t, "head", <-head, errNet)
 		want(t, "in line", <-next, errNet)
 		within(t, "Lock", start, hasp.DefaultTimeout+100*time.Millisecond)
