@@ -51,9 +51,9 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := new(memlock.Store)
 				d := &slowBreak{faulty: &faulty{Driver: store.Driver().(Driver)}, way: 10 * time.Millisecond, err: tc.err}
-				d.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				d.acquire = func(q *call) error {
 					defer time.Sleep(tc.reply)
-					return send()
+					return q.send()
 				}
 				c, rival := await.Value(hasp.New(d, nil)), await.Value(hasp.New(store.Driver(), nil))
 				defer c.Close()

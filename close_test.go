@@ -165,11 +165,11 @@ func TestIdleClientLeavesNoGoroutine(t *testing.T) {
 // Whatever is in flight when Close begins, Close and every caller return within Timeout plus a
 // second. When the calls to the store have ended, no goroutine is left.
 func TestCloseInEveryState(t *testing.T) {
-	hangRelease := func(f *faulty) { f.release = hungRelease }
+	hangRelease := func(f *faulty) { f.release = hung }
 	hangRenew := func(f *faulty) {
-		f.renew = hungRenew
+		f.renew = untilEnd
 		if f.ends == backend.CancelNone {
-			f.renew = renewal(hungAcquire)
+			f.renew = hung
 		}
 	}
 	for name, prepare := range map[string]func(t *bench, spawn func(func())){
@@ -191,7 +191,7 @@ func TestCloseInEveryState(t *testing.T) {
 			spawn(func() { t.Lock(t.Context(), "k") })
 		},
 		"a hung attempt": func(t *bench, spawn func(func())) {
-			t.set(func(f *faulty) { f.acquire = hungAcquire })
+			t.onAcquire(hung)
 			began := time.Now() // Close begins at the same moment
 			for what, ctx := range map[string]context.Context{"may be cancelled": t.Context(), "cannot": context.Background()} {
 				for range 3 {
@@ -216,7 +216,7 @@ func TestCloseInEveryState(t *testing.T) {
 			spawn(func() { l.Extend(t.Context(), time.Minute) })
 		},
 		"clean-up of a hung store": func(t *bench, _ func(func())) {
-			t.set(func(f *faulty) { f.acquire = lostReply })
+			t.onAcquire(lostReply)
 			t.set(hangRelease)
 			t.TryLock(t.Context(), "k")
 		},

@@ -125,7 +125,7 @@ func TestResumeDoesNotProlongTheMaxHold(t *testing.T) {
 		end := time.Now().Add(time.Minute)
 		x := detachNow(t, lockNow(t, b, "k", hasp.WithMaxHold(time.Minute)), time.Minute)
 		time.Sleep(45 * time.Second)
-		t.set(func(f *faulty) { f.renew = renewal(slowAcquire(2 * time.Second)) })
+		t.onRenew(slow(2 * time.Second))
 		l := t.resume(x)
 		time.Sleep(time.Until(end))
 		want(t, "at its end", l.Err(), hasp.ErrLost)
@@ -145,22 +145,21 @@ func ends(d time.Duration) func(*bench, *hasp.Lease) {
 
 // After an unknown outcome, Resume releases nothing and may be repeated.
 func TestResumeOfUnknownOutcome(t *testing.T) {
-	synctestEnds := []backend.Cancellation{backend.CancelNone, backend.CancelPrompt}
-	for name, hook := range map[string]callHook{
-		"lost reply": renewal(lostReply),
-		"down":       renewal(failAcquire(errNet)),
-		"silence":    hungRenew,
-		"late answer": renewal(func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			g, err := send()
-			g.Until = time.Now().Add(-1)
-			return g, err
-		}),
+	for name, hook := range map[string]hook{
+		"lost reply": lostReply,
+		"down":       failing(errNet),
+		"silence":    untilEnd,
+		"late answer": func(q *call) error {
+			err := q.send()
+			q.got.Until = time.Now().Add(-1)
+			return err
+		},
 	} {
-		for _, prompt := range synctestEnds {
+		for _, prompt := range everyEnd {
 			t.Run(fmt.Sprint(name, prompt), func(t *testing.T) {
 				withEnds(t, prompt, nil, func(t *bench) {
 					x := detachNow(t, t.lock("k"), time.Hour)
-					t.set(func(f *faulty) { f.renew = hook })
+					t.onRenew(hook)
 					want(t, "Resume", errOf(t.Resume(t.Context(), x)), hasp.ErrUnavailable)
 					ctx, cancel := context.WithCancel(t.Context())
 					cancel()
@@ -194,16 +193,14 @@ func TestUnlockOfAResumedLeaseDuringAnOutage(t *testing.T) {
 func TestDetachOfUnknownOutcome(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		l := t.lock("k")
-		t.set(func(f *faulty) { f.renew = renewal(lostReply) })
+		t.onRenew(lostReply)
 		want(t, "Detach", errOf(l.Detach(t.Context(), time.Hour)), hasp.ErrUnavailable)
 
 		// Another caller re-enters during the call.
 		var inner *hasp.Lease
-		t.set(func(f *faulty) {
-			f.renew = renewal(func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-				inner = t.lockIn(l.Context(), "k")
-				return send()
-			})
+		t.onRenew(func(q *call) error {
+			inner = t.lockIn(l.Context(), "k")
+			return q.send()
 		})
 		want(t, "Detach during a re-entry", errOf(l.Detach(t.Context(), time.Hour)), hasp.ErrInvalid)
 		unlock(t, inner)
@@ -368,16 +365,14 @@ func TestHeld(t *testing.T) {
 func TestSecondResumeDuringAnUnlock(t *testing.T) {
 	withTwo(t, nil, func(t *bench, rival *hasp.Client) {
 		x := detachNow(t, t.lock("k"), time.Minute)
-		t.set(func(f *faulty) { f.renew = renewal(failAcquire(errNet)) })
+		t.onRenew(failing(errNet))
 		want(t, "Resume during an outage", errOf(t.Resume(t.Context(), x)), hasp.ErrUnavailable)
 		t.set(up)
 		first := t.resume(x)
 
-		t.set(func(f *faulty) {
-			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-				defer time.Sleep(20 * time.Millisecond) // the way back
-				return send()
-			}
+		t.onRenew(func(q *call) error {
+			defer time.Sleep(20 * time.Millisecond) // the way back
+			return q.send()
 		})
 		second := make(chan error)
 		go func() { second <- errOf(t.Resume(t.Context(), x)) }()

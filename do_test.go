@@ -117,7 +117,7 @@ func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
 		}
 		ls := await.Value(hasp.LockAll(t.Context(), t.Client, keys))
 		hung := make(chan struct{})
-		t.set(func(f *faulty) { f.release = func(backend.Claim, func() error) error { <-hung; return errNet } })
+		t.onRelease(func(q *call) error { <-hung; return errNet })
 		start := time.Now()
 		if ls.Unlock(t.Context()) == nil {
 			t.Error("no error")
@@ -305,7 +305,7 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 		{"waiting", func(t *bench, rival *hasp.Client) { lockNow(t, rival, "k") }, []error{hasp.ErrHeld, boom}},
 		{"in an outage", func(t *bench, _ *hasp.Client) { t.set(down) }, []error{boom}},
 		{"before a store that hangs", func(t *bench, _ *hasp.Client) {
-			t.set(func(f *faulty) { f.acquire = hungFor(10 * time.Second) })
+			t.onAcquire(hungFor(10 * time.Second))
 		}, []error{boom}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -62,7 +62,7 @@ func TestErrorsOfEvents(t *testing.T) {
 	withClient(t, &hasp.Options{Observe: s.observe}, func(t *bench) {
 		l := t.lock("k", hasp.WithFence())
 		t.set(down)
-		t.set(func(f *faulty) { f.renew = hungRenew })
+		t.onRenew(untilEnd)
 		time.Sleep(hasp.DefaultTTL * 2 / 3)
 		want(t, "TryLock", t.tryErr("other"), hasp.ErrUnavailable)
 		ctx := timeout(t, t.Context(), time.Second)
@@ -171,7 +171,7 @@ func TestLossIsReportedAfterClose(t *testing.T) {
 			kinds = append(kinds, e.Kind)
 		}}
 		withEnds(t, backend.CancelByDeadline, o, func(t *bench) {
-			t.release = func(backend.Claim, func() error) error {
+			t.release = func(q *call) error {
 				time.Sleep(tc.release)
 				return backend.ErrLost
 			}
@@ -220,7 +220,7 @@ func (r *records) Handle(ctx context.Context, rec slog.Record) error {
 func TestLogEvents(t *testing.T) {
 	r := &records{least: slog.LevelDebug}
 	withClient(t, &hasp.Options{TTL: 10 * time.Second, Observe: hasp.LogEvents(slog.New(r))}, func(t *bench) {
-		t.acquire = slowAcquire(time.Second)
+		t.acquire = slow(time.Second)
 		type keyOf struct{}
 		l := t.lockIn(context.WithValue(t.Context(), keyOf{}, "trace"), "a b", hasp.WithFence())
 		want(t, "TryLock", t.tryErr("a b"), hasp.ErrHeld)

@@ -29,15 +29,13 @@ type Driver interface {
 type faulty struct {
 	Driver
 
-	mu       sync.Mutex // guards all below
-	acquire  acquireHook
-	renew    callHook
-	release  func(c backend.Claim, send func() error) error
-	acquired []string // tokens of all calls of Acquire
-	renewed  []time.Time
-	released []string // tokens of all calls of Release
-	ends     backend.Cancellation
-	cleans   bool // must be set before New
+	mu                      sync.Mutex // guards all below
+	acquire, renew, release hook
+	acquired                []string // tokens of all calls of Acquire
+	renewed                 []time.Time
+	released                []string // tokens of all calls of Release
+	ends                    backend.Cancellation
+	cleans                  bool // must be set before New
 }
 
 func newFaulty() *faulty { return &faulty{Driver: memlock.NewDriver().(Driver)} }
@@ -46,23 +44,49 @@ func (f *faulty) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: f.ends, Cleans: f.cleans}
 }
 
-// until runs call. If f.ends is set, until returns when ctx ends, and leaves call behind.
-func until[T any](f *faulty, ctx context.Context, call func() (T, error)) (T, error) {
-	if f.ends == backend.CancelNone {
-		return call()
+// call is a call to a store, on its way there. A hook decides what becomes of it.
+type call struct {
+	ctx context.Context
+	backend.Claim
+	got      backend.Grant // the store's answer, which the hook may change
+	carryOut func() (backend.Grant, error)
+}
+
+type hook func(q *call) error
+
+// send has the store carry out the call.
+func (q *call) send() (err error) {
+	q.got, err = q.carryOut()
+	return err
+}
+
+// run makes a call with the hook h, or without one if h is nil.
+func (h hook) run(ctx context.Context, c backend.Claim, carryOut func() (backend.Grant, error)) (backend.Grant, error) {
+	q := &call{ctx: ctx, Claim: c, carryOut: carryOut}
+	if h == nil {
+		h = (*call).send
 	}
-	type answer struct {
-		v   T
-		err error
+	if err := h(q); err != nil {
+		return backend.Grant{}, err
 	}
-	done := make(chan answer, 1)
-	go func() { v, err := call(); done <- answer{v, err} }()
-	select {
-	case a := <-done:
-		return a.v, a.err
-	case <-ctx.Done():
-		var none T
-		return none, errNet
+	return q.got, nil
+}
+
+// leaving returns h, or with f.ends a hook that returns when the context of the call ends, and
+// leaves h behind.
+func (f *faulty) leaving(h hook) hook {
+	if h == nil || f.ends == backend.CancelNone {
+		return h
+	}
+	return func(q *call) error {
+		done := make(chan error, 1)
+		go func() { done <- h(q) }()
+		select {
+		case err := <-done:
+			return err
+		case <-q.ctx.Done():
+			return errNet
+		}
 	}
 }
 
@@ -71,14 +95,10 @@ func (f *faulty) Wait() {}
 
 func (f *faulty) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	f.mu.Lock()
-	hook := f.acquire
+	h := f.acquire
 	f.acquired = append(f.acquired, c.Token)
 	f.mu.Unlock()
-	send := func() (backend.Grant, error) { return f.Driver.Acquire(ctx, c) }
-	if hook == nil {
-		return send()
-	}
-	return until(f, ctx, func() (backend.Grant, error) { return hook(c, send) })
+	return f.leaving(h).run(ctx, c, func() (backend.Grant, error) { return f.Driver.Acquire(ctx, c) })
 }
 
 func (f *faulty) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
@@ -89,32 +109,23 @@ func (f *faulty) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	wg.Wait()
 }
 
-func (f *faulty) renewOne(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
+func (f *faulty) renewOne(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	f.mu.Lock()
-	hook := f.renew
+	h := f.renew
 	f.renewed = append(f.renewed, time.Now())
 	f.mu.Unlock()
-	send := func() (backend.Grant, error) {
+	return h.run(ctx, c, func() (g backend.Grant, err error) {
 		f.Driver.Renew(context.WithoutCancel(ctx), []backend.Claim{c}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 		return g, err
-	}
-	if hook == nil {
-		return send()
-	}
-	return hook(ctx, c, send)
+	})
 }
 
 func (f *faulty) Release(ctx context.Context, c backend.Claim) error {
 	f.mu.Lock()
-	hook := f.release
+	h := f.release
 	f.released = append(f.released, c.Token)
 	f.mu.Unlock()
-	send := func() error { return f.Driver.Release(ctx, c) }
-	if hook == nil {
-		return send()
-	}
-	_, err := until(f, ctx, func() (struct{}, error) { return struct{}{}, hook(c, send) })
-	return err
+	return errOf(f.leaving(h).run(ctx, c, func() (g backend.Grant, err error) { return g, f.Driver.Release(ctx, c) }))
 }
 
 // set changes the hooks under mu, because calls may be in flight.
@@ -136,62 +147,59 @@ func (f *faulty) renewals() int { _, n, _ := f.calls(); return n }
 
 func (f *faulty) releases() int { _, _, n := f.calls(); return n }
 
-type (
-	acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
-	callHook    = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
-)
-
-// slowAcquire takes d on the way to the store.
-func slowAcquire(d time.Duration) acquireHook {
-	return func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+// slow takes d on the way to the store.
+func slow(d time.Duration) hook {
+	return func(q *call) error {
 		time.Sleep(d)
-		return send()
+		return q.send()
 	}
 }
 
-var hungAcquire = hungFor(time.Hour)
+// late takes d on the way back.
+func late(d time.Duration) hook {
+	return func(q *call) error {
+		defer time.Sleep(d)
+		return q.send()
+	}
+}
+
+// hung gets no answer, and fails much later.
+var hung = hungFor(time.Hour)
 
 // hungFor gets no answer, and fails after d.
-func hungFor(d time.Duration) acquireHook {
-	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+func hungFor(d time.Duration) hook {
+	return func(*call) error {
 		time.Sleep(d)
-		return backend.Grant{}, errNet
+		return errNet
 	}
 }
 
-func hungRelease(backend.Claim, func() error) error { time.Sleep(time.Hour); return errNet }
-
-// hungRenew gets no answer, and ends with its context.
-func hungRenew(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
-	<-ctx.Done()
-	return backend.Grant{}, ctx.Err()
+// untilEnd gets no answer, and ends with its context.
+func untilEnd(q *call) error {
+	<-q.ctx.Done()
+	return q.ctx.Err()
 }
 
 // lostReply carries the command out and loses the answer.
-func lostReply(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-	send()
-	return backend.Grant{}, errNet
+func lostReply(q *call) error {
+	q.send()
+	return errNet
 }
 
-// failAcquire fails with err, without reaching the store.
-func failAcquire(err error) acquireHook {
-	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) { return backend.Grant{}, err }
-}
-
-// renewal applies hook, which is for an attempt, to a renewal.
-func renewal(hook acquireHook) callHook {
-	return func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		return hook(c, send)
-	}
-}
+// failing fails with err, without reaching the store.
+func failing(err error) hook { return func(*call) error { return err } }
 
 // failWith makes every call fail with err, without reaching the store.
 func failWith(f *faulty, err error) {
-	f.acquire, f.renew = failAcquire(err), renewal(failAcquire(err))
-	f.release = func(backend.Claim, func() error) error { return err }
+	f.acquire, f.renew, f.release = failing(err), failing(err), failing(err)
 }
 
 func down(f *faulty) { failWith(f, errNet) }
+
+// onAcquire, onRenew and onRelease set one hook while calls may be in flight.
+func (f *faulty) onAcquire(h hook) { f.set(func(f *faulty) { f.acquire = h }) }
+func (f *faulty) onRenew(h hook)   { f.set(func(f *faulty) { f.renew = h }) }
+func (f *faulty) onRelease(h hook) { f.set(func(f *faulty) { f.release = h }) }
 
 func up(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil }
 

@@ -110,7 +110,7 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 func TestBreakDuringUnlock(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		l := t.lock("k")
-		far(t.faulty, func() time.Duration { return 2 * time.Second })
+		far(t.faulty, 2*time.Second)
 		done := make(chan error)
 		go func() { done <- l.Unlock(t.Context()) }()
 		synctest.Wait()

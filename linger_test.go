@@ -20,15 +20,6 @@ func (t *bench) wantFree(free bool) {
 	}
 }
 
-// lateAnswer has the answer take d on the way back.
-func lateAnswer(d time.Duration) acquireHook {
-	return func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		g, err := send()
-		time.Sleep(d)
-		return g, err
-	}
-}
-
 func TestLinger(t *testing.T) {
 	const d = 50 * time.Millisecond
 	lingers := hasp.WithLinger()
@@ -84,7 +75,7 @@ func TestLinger(t *testing.T) {
 			t.nothingLeft()
 		}, 1, 1},
 		{"a distant store", func(t *bench) {
-			t.set(func(f *faulty) { f.acquire = lateAnswer(40 * time.Millisecond) })
+			t.onAcquire(late(40 * time.Millisecond))
 			unlock(t, t.lock("k", lingers))
 			time.Sleep(d - time.Millisecond)
 			unlock(t, t.lock("k", lingers))
@@ -127,9 +118,7 @@ func TestLinger(t *testing.T) {
 			within(t, "Close", began, 0)
 		}, 1, 1},
 		{"a release that hangs", func(t *bench) {
-			t.set(func(f *faulty) {
-				f.release = func(_ backend.Claim, send func() error) error { time.Sleep(time.Second); return send() }
-			})
+			t.onRelease(slow(time.Second))
 			ctx := timeout(t, t.Context(), 10*time.Millisecond)
 			unlock(t, t.lock("k", lingers))
 			began := time.Now()
@@ -144,15 +133,15 @@ func TestLinger(t *testing.T) {
 		}, 2, 2},
 		{"a store that hangs", func(t *bench) {
 			unlock(t, t.lock("k", lingers))
-			t.set(func(f *faulty) { f.release = hungRelease })
+			t.onRelease(hung)
 			began := time.Now()
 			want(t, "TryLock", t.tryErr("k", hasp.WithFence()), hasp.ErrUnavailable)
 			within(t, "TryLock", began, hasp.DefaultTimeout)
-			t.set(func(f *faulty) { f.release = nil })
+			t.onRelease(nil)
 			time.Sleep(2 * time.Hour)
 		}, 1, 1},
 		{"callers whom the hold suits and callers whom it does not", func(t *bench) {
-			t.set(func(f *faulty) { f.acquire = slowAcquire(time.Millisecond) })
+			t.onAcquire(slow(time.Millisecond))
 			var all sync.WaitGroup
 			for i := range 6 {
 				all.Go(func() {
@@ -190,22 +179,18 @@ func TestLinger(t *testing.T) {
 			for i := range 2000 {
 				unlock(t, t.lock(fmt.Sprint(i), lingers))
 			}
-			t.set(func(f *faulty) {
-				f.release = func(_ backend.Claim, send func() error) error { time.Sleep(time.Millisecond); return send() }
-			})
+			t.onRelease(slow(time.Millisecond))
 			want(t, "Close", t.Client.Close(), nil)
 		}, 2000, 2000},
 		{"a release whose answer is lost", func(t *bench) {
 			unlock(t, t.lock("k", lingers))
 			lost := 0
-			t.set(func(f *faulty) {
-				f.release = func(_ backend.Claim, send func() error) error {
-					if lost++; lost == 1 {
-						send()
-						return errNet
-					}
-					return send()
+			t.onRelease(func(q *call) error {
+				if lost++; lost == 1 {
+					q.send()
+					return errNet
 				}
+				return q.send()
 			})
 			unlock(t, t.lock("k", hasp.WithFence()))
 		}, 2, 3},
@@ -237,8 +222,8 @@ func TestLingerIsRenewedAndLost(t *testing.T) {
 
 		// The grant comes late, and no reply to a renewal comes. So the term ends before the linger.
 		t.set(func(f *faulty) {
-			f.acquire = lateAnswer(80 * time.Millisecond)
-			f.renew = renewal(lostReply)
+			f.acquire = late(80 * time.Millisecond)
+			f.renew = lostReply
 		})
 		unlock(t, t.lock("k", hasp.WithLinger()))
 		t.wantFree(false)
@@ -256,11 +241,11 @@ func TestLingerIsRenewedAndLost(t *testing.T) {
 func TestLingerKeepsNobodyOut(t *testing.T) {
 	for name, traits := range map[string]backend.Traits{"in no order": inNoOrder, "ordered": inOrderOfArrival} {
 		t.Run(name, func(t *testing.T) {
-			release := func(cl backend.Claim, send func() error) error {
-				if cl.Key == "slow" {
+			release := func(q *call) error {
+				if q.Key == "slow" {
 					time.Sleep(10 * time.Millisecond)
 				}
-				return send()
+				return q.send()
 			}
 			withRival(t, hooked{traits: traits, release: release}, func(t *bench, rival *hasp.Lease) {
 				unlock(t, t.lock("slow", hasp.WithLinger()))

@@ -21,24 +21,15 @@ import (
 // This file tests that LockAll and Leases.Unlock make their calls at the same time, and that
 // LockAll keeps its promises nevertheless.
 
-// far makes each call of f take the time that trip returns, half of it on the way to the store.
-func far(f *faulty, trip func() time.Duration) {
-	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		d := trip() / 2
-		time.Sleep(d)
-		defer time.Sleep(d)
-		return send()
+// far makes each attempt and each release take a round trip, half of it on the way to the store.
+func far(f *faulty, trip time.Duration) {
+	f.acquire = func(q *call) error {
+		time.Sleep(trip / 2)
+		defer time.Sleep(trip / 2)
+		return q.send()
 	}
-	f.release = func(_ backend.Claim, send func() error) error {
-		d := trip() / 2
-		time.Sleep(d)
-		defer time.Sleep(d)
-		return send()
-	}
+	f.release = f.acquire
 }
-
-// upTo returns a function that returns a random time below d.
-func upTo(d time.Duration) func() time.Duration { return func() time.Duration { return rand.N(d) } }
 
 func several(n int) (keys []string) {
 	for i := range n {
@@ -49,7 +40,7 @@ func several(n int) (keys []string) {
 
 func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		far(t.faulty, func() time.Duration { return 10 * time.Millisecond })
+		far(t.faulty, 10*time.Millisecond)
 		for _, tc := range []struct {
 			keys  int
 			trips time.Duration
@@ -82,7 +73,7 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 	for name, wrap := range behind {
 		withTwo(t, nil, func(t *bench, rival *hasp.Client) {
-			far(t.faulty, func() time.Duration { return 10 * time.Millisecond })
+			far(t.faulty, 10*time.Millisecond)
 			b := lockNow(t, rival, "b")
 			failed := make(chan error)
 			go func() {
@@ -202,15 +193,20 @@ func TestLockAllLeavesNoContext(t *testing.T) {
 
 // rivals runs n calls at the same time, each with its own Client, whose round trips take up to 2
 // ms. It returns the errors of the calls.
-func rivals(t testing.TB, n int, call func(i int, c *hasp.Client) error) []error {
+func rivals(t testing.TB, n int, run func(i int, c *hasp.Client) error) []error {
 	store, errs := new(memlock.Store), make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
 		f := &faulty{Driver: store.Driver().(Driver)}
-		far(f, upTo(2*time.Millisecond))
+		f.acquire = func(q *call) error {
+			time.Sleep(rand.N(time.Millisecond))
+			defer time.Sleep(rand.N(time.Millisecond))
+			return q.send()
+		}
+		f.release = f.acquire
 		c := await.Value(hasp.New(f, nil))
 		defer c.Close()
-		wg.Go(func() { errs[i] = call(i, c) })
+		wg.Go(func() { errs[i] = run(i, c) })
 	}
 	wg.Wait()
 	return errs
@@ -267,16 +263,16 @@ func TestLockAllLeavesGaps(t *testing.T) {
 
 // If the answer for a key is lost, or attempts at it fail for a while, LockAll still gets the key.
 func TestLockAllAfterALostReply(t *testing.T) {
-	for name, hook := range map[string]acquireHook{"lost": lostReply, "failed": failAcquire(errNet)} {
+	for name, hook := range map[string]hook{"lost": lostReply, "failed": failing(errNet)} {
 		t.Run(name, func(t *testing.T) {
 			withClient(t, nil, func(t *bench) {
 				until := time.Now().Add(time.Second)
-				t.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				t.acquire = func(q *call) error {
 					time.Sleep(5 * time.Millisecond)
-					if cl.Key == "002" && time.Now().Before(until) {
-						return hook(cl, send)
+					if q.Key == "002" && time.Now().Before(until) {
+						return hook(q)
 					}
-					return send()
+					return q.send()
 				}
 				ls := await.Value(hasp.LockAll(t.Context(), t.Client, several(5)))
 				unlock(t, ls)
@@ -293,11 +289,11 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
 		for _, hangs := range []string{"000", "003"} {
 			withEnds(t, ends, nil, func(t *bench) {
-				t.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-					if cl.Key >= hangs {
+				t.acquire = func(q *call) error {
+					if q.Key >= hangs {
 						time.Sleep(hasp.DefaultTimeout + time.Second/2) // so that the late answer comes before the second release
 					}
-					return send()
+					return q.send()
 				}
 				for _, bound := range []time.Duration{time.Second, time.Hour} {
 					ctx, cancel := context.WithCancelCause(t.Context())

@@ -15,7 +15,7 @@ import (
 // Each way to lose a lease has its reason. The lease, its context, its Unlock and its event report
 // the same reason. A context derived from the lease's context ends in time.
 func TestReasonOfALoss(t *testing.T) {
-	lostAtOnce := func(f *faulty) { f.renew = renewal(failAcquire(backend.ErrLost)) }
+	lostAtOnce := func(f *faulty) { f.renew = failing(backend.ErrLost) }
 	const term = hasp.DefaultTTL * 99 / 100 // the term less the drift
 	for name, tc := range map[string]struct {
 		opts   []hasp.Option
@@ -42,7 +42,7 @@ func TestReasonOfALoss(t *testing.T) {
 			reason: hasp.LostUnanswered, text: "no renewal was answered before its term ended (connection reset)"},
 		"renewals hang, in spite of their contexts": {
 			lose: func(t *bench, _ func(time.Duration), _ *hasp.Lease) {
-				t.set(func(f *faulty) { f.renew = renewal(hungAcquire) })
+				t.onRenew(hung)
 			},
 			within: term,
 			reason: hasp.LostUnanswered, text: "(no answer from the store within 3s: i/o timeout)"},
@@ -151,9 +151,7 @@ func TestReasonOfALossAtUnlock(t *testing.T) {
 
 		// The process stands still during the call, until the term has ended.
 		l = t.lock("stopped", hasp.WithTTL(time.Second))
-		t.set(func(f *faulty) {
-			f.release = func(_ backend.Claim, send func() error) error { time.Sleep(2 * time.Second); return send() }
-		})
+		t.onRelease(slow(2 * time.Second))
 		wantLoss(t, "Unlock after the term", l.Unlock(t.Context()), hasp.LostStopped, "the process was stopped for longer than its term")
 	})
 }
@@ -164,13 +162,13 @@ func TestMaxHoldIsPassedByNoRenewal(t *testing.T) {
 	withClient(t, &hasp.Options{TTL: time.Second}, func(t *bench) {
 		const maxHold = 5500 * time.Millisecond
 		start, renewals := time.Now(), 0
-		t.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		t.renew = func(q *call) error {
 			renewals++
-			end := time.Now().Add(c.TTL - backend.Drift(c.TTL))
+			end := time.Now().Add(q.TTL - backend.Drift(q.TTL))
 			if past := end.Sub(start) - maxHold; past > 10*time.Millisecond {
 				t.Errorf("a renewal asked for a term that ends %v past the max hold", past)
 			}
-			return send()
+			return q.send()
 		}
 
 		l := t.lock("k", hasp.WithMaxHold(maxHold))
@@ -191,11 +189,9 @@ func TestExtendOfALeaseThatASuspendHasEnded(t *testing.T) {
 		suspend := hasp.Suspendable(t.Client)
 		l := t.lock("k")
 		answer := make(chan struct{})
-		t.set(func(f *faulty) {
-			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-				<-answer
-				return send()
-			}
+		t.onRenew(func(q *call) error {
+			<-answer
+			return q.send()
 		})
 		extended := make(chan error)
 		go func() { extended <- l.Extend(t.Context(), 40*time.Second) }()
@@ -208,26 +204,19 @@ func TestExtendOfALeaseThatASuspendHasEnded(t *testing.T) {
 	})
 }
 
-// oneWay is how long a call takes to reach a store that slow has made slow, and how long its reply
-// takes.
-const oneWay = 50 * time.Millisecond
-
-// slow makes a driver slow. Its grants have no Until, so the engine computes the deadline.
-func slow(f *faulty) {
-	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		time.Sleep(oneWay)
-		_, err := send()
-		time.Sleep(oneWay)
-		return backend.Grant{}, err
-	}
-	f.renew = renewal(f.acquire)
-}
-
 // A deadline that counted from the reply, or without the drift, could be later than the end of the
 // term in the store.
 func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		t.set(slow)
+		const oneWay = 50 * time.Millisecond // time to the store, and back
+		t.acquire = func(q *call) error {
+			time.Sleep(oneWay)
+			defer time.Sleep(oneWay)
+			err := q.send()
+			q.got = backend.Grant{} // without Until, so the engine computes the deadline
+			return err
+		}
+		t.renew = t.acquire
 		const ttl = 10 * time.Second
 
 		called := time.Now()

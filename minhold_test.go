@@ -147,14 +147,12 @@ func TestMinHoldOfUnknownOutcome(t *testing.T) {
 				l := t.lock("k", hasp.WithMinHold(10*time.Second))
 				end := time.Now().Add(10 * time.Second)
 				var ends []time.Time
-				t.set(func(f *faulty) {
-					f.release = func(cl backend.Claim, send func() error) error {
-						ends = append(ends, cl.KeepUntil)
-						if carried {
-							send()
-						}
-						return errNet
+				t.onRelease(func(q *call) error {
+					ends = append(ends, q.KeepUntil)
+					if carried {
+						q.send()
 					}
+					return errNet
 				})
 				want(t, "Unlock", l.Unlock(t.Context()), errNet)
 				time.Sleep(time.Second)
@@ -214,12 +212,12 @@ func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
 		l := t.lock("k", hasp.WithMinHold(time.Minute))
 		var kept atomic.Bool
 		t.set(func(f *faulty) {
-			f.renew = renewal(failAcquire(hasp.ErrLost))
-			f.release = func(c backend.Claim, send func() error) error {
-				if !c.KeepUntil.IsZero() {
+			f.renew = failing(hasp.ErrLost)
+			f.release = func(q *call) error {
+				if !q.KeepUntil.IsZero() {
 					kept.Store(true)
 				}
-				return send()
+				return q.send()
 			}
 		})
 		<-l.Context().Done()

@@ -14,20 +14,20 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-func onlyOnce(f *faulty, hook acquireHook) {
-	f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+func onlyOnce(f *faulty, hook hook) {
+	f.acquire = func(q *call) error {
 		f.set(func(f *faulty) { f.acquire = nil })
-		return hook(c, send)
+		return hook(q)
 	}
 }
 
 func TestReplyLostOnTryLock(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		t.release = func(c backend.Claim, send func() error) error {
-			if c.Handle != nil { // there was no answer, and so no handle
-				t.Errorf("released with the handle %v", c.Handle)
+		t.release = func(q *call) error {
+			if q.Handle != nil { // there was no answer, and so no handle
+				t.Errorf("released with the handle %v", q.Handle)
 			}
-			return send()
+			return q.send()
 		}
 		for times := 1; times <= 2; times++ { // twice, because the goroutine that cleans up ends in between
 			onlyOnce(t.faulty, lostReply)
@@ -55,9 +55,9 @@ func TestReplyLostOnTryLock(t *testing.T) {
 // only after a Timeout.
 func TestAttemptAfterItsReleaseKeepsTheKeyShortly(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		onlyOnce(t.faulty, func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.AfterFunc(50*time.Millisecond, func() { _, _ = send() })
-			return backend.Grant{}, errNet
+		onlyOnce(t.faulty, func(q *call) error {
+			time.AfterFunc(50*time.Millisecond, func() { _ = q.send() })
+			return errNet
 		})
 		wantOutage(t, "TryLock", t.tryErr("k"), errNet)
 		time.Sleep(60 * time.Millisecond)
@@ -71,7 +71,7 @@ func TestAttemptAfterItsReleaseKeepsTheKeyShortly(t *testing.T) {
 func TestReplyLostOnRelease(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		l := t.lock("k")
-		t.release = func(_ backend.Claim, send func() error) error { send(); return errNet }
+		t.release = func(q *call) error { q.send(); return errNet }
 		err := l.Unlock(t.Context())
 		want(t, "Unlock", err, errNet)
 		want(t, "Err", l.Err(), hasp.ErrReleased)
@@ -87,12 +87,12 @@ func TestReplyLostOnRelease(t *testing.T) {
 func TestTwoUnlocksAtOnce(t *testing.T) {
 	for _, answered := range []bool{true, false} {
 		withClient(t, nil, func(t *bench) {
-			t.release = func(_ backend.Claim, send func() error) error {
+			t.release = func(q *call) error {
 				time.Sleep(time.Second)
 				if !answered {
 					return errNet
 				}
-				return send()
+				return q.send()
 			}
 			l := t.lock("k")
 			first := make(chan error, 1)
@@ -122,12 +122,12 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 	} {
 		withEnds(t, backend.CancelPrompt, nil, func(t *bench) {
 			t.acquire = lostReply
-			t.release = func(c backend.Claim, send func() error) error {
-				if c.Key != "well" {
+			t.release = func(q *call) error {
+				if q.Key != "well" {
 					time.Sleep(tc.hangs)
 					return errNet
 				}
-				return send()
+				return q.send()
 			}
 			unanswered := func(key string) {
 				if _, err := t.TryLock(t.Context(), key); err == nil {
@@ -153,7 +153,7 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		l := t.lock("k")
-		t.set(func(f *faulty) { f.renew = renewal(lostReply) })
+		t.onRenew(lostReply)
 		want(t, "Extend", l.Extend(t.Context(), 10*time.Minute), errNet)
 		t.set(down)
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)
@@ -169,7 +169,7 @@ func TestUnlockAgainAfterASuspend(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		suspend := hasp.Suspendable(t.Client)
 		l := t.lock("k")
-		t.set(func(f *faulty) { f.release = func(backend.Claim, func() error) error { return errNet } })
+		t.onRelease(failing(errNet))
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)
 		suspend(time.Hour)
 		t.faulty.Break(t.Context(), "k") // the term has ended meanwhile
@@ -192,21 +192,21 @@ func TestHandleIsPassedBack(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		var seen []any
 		gives := []any{"second", nil, "third"}
-		t.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			seen = append(seen, c.Handle)
-			g, err := send()
-			g.Handle = "first"
-			return g, err
+		t.acquire = func(q *call) error {
+			seen = append(seen, q.Handle)
+			err := q.send()
+			q.got.Handle = "first"
+			return err
 		}
-		t.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			seen = append(seen, c.Handle)
-			g, err := send()
-			g.Handle, gives = gives[0], gives[1:]
-			return g, err
+		t.renew = func(q *call) error {
+			seen = append(seen, q.Handle)
+			err := q.send()
+			q.got.Handle, gives = gives[0], gives[1:]
+			return err
 		}
-		t.release = func(c backend.Claim, send func() error) error {
-			seen = append(seen, c.Handle)
-			return send()
+		t.release = func(q *call) error {
+			seen = append(seen, q.Handle)
+			return q.send()
 		}
 
 		l := t.lock("k")
@@ -237,15 +237,15 @@ func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withEnds(t, tc.ends, &hasp.Options{TTL: 20 * time.Second, Timeout: time.Minute}, func(t *bench) {
 				var seen []any
-				t.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+				t.acquire = func(q *call) error {
 					time.Sleep(tc.late)
-					g, err := send()
-					g.Handle, g.Until = "late", time.Time{}
-					return g, err
+					err := q.send()
+					q.got.Handle, q.got.Until = "late", time.Time{}
+					return err
 				}
-				t.release = func(c backend.Claim, send func() error) error {
-					seen = append(seen, c.Handle)
-					return send()
+				t.release = func(q *call) error {
+					seen = append(seen, q.Handle)
+					return q.send()
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()

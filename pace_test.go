@@ -49,10 +49,10 @@ func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 	var wg sync.WaitGroup
 	for i := range w.clients {
 		f := &faulty{Driver: store.Driver().(Driver)}
-		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		f.acquire = func(q *call) error {
 			time.Sleep(w.trip)
 			count(func() { w.attempts++ })
-			return send()
+			return q.send()
 		}
 		var d backend.Driver = f
 		if w.ordered {
@@ -196,21 +196,21 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 // repeats its intent. Options.Backoff replaces the pace.
 func TestAttemptsAtOneHold(t *testing.T) {
 	answers := 0
-	late := func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		g, err := send()
+	late := func(q *call) error {
+		err := q.send()
 		if answers++; answers%2 == 0 {
 			time.Sleep(20 * time.Millisecond)
 		}
-		return g, err
+		return err
 	}
-	otherTerm := func(cl backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+	otherTerm := func(q *call) error {
 		answers++
 		term := time.Duration(1+answers%10) * time.Second
-		return backend.Grant{}, &backend.HeldError{RetryAfter: term, Shared: !cl.Shared}
+		return &backend.HeldError{RetryAfter: term, Shared: !q.Shared}
 	}
 	for _, tc := range []struct {
 		name        string
-		acquire     acquireHook
+		acquire     hook
 		backoff     func(int) time.Duration
 		opts        []hasp.Option
 		least, most int // attempts in a minute
@@ -237,11 +237,11 @@ func TestAttemptsAtOneHold(t *testing.T) {
 }
 
 // afterTrip makes each call take a round trip. The first call also takes the time dial.
-func afterTrip(dial time.Duration) callHook {
-	return func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+func afterTrip(dial time.Duration) hook {
+	return func(q *call) error {
 		time.Sleep(dial + 200*time.Microsecond)
 		dial = 0
-		return send()
+		return q.send()
 	}
 }
 
@@ -266,9 +266,9 @@ func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
 // the caller leaves no gap.
 func TestGapAfterALongHold(t *testing.T) {
 	unheard := false
-	release := func(c backend.Claim, send func() error) error {
-		c.Unheard.Store(unheard)
-		return send()
+	release := func(q *call) error {
+		q.Unheard.Store(unheard)
+		return q.send()
 	}
 	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0), release: release}, func(t *bench, rival *hasp.Lease) {
 		time.AfterFunc(time.Second, func() { rival.Unlock(context.Background()) })
@@ -295,18 +295,16 @@ func TestGapAfterALongHold(t *testing.T) {
 func TestContendedKeysAreNotForgotten(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		again := func(key string) (last backend.Claim) {
-			t.set(func(f *faulty) {
-				f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-					last = c
-					return send()
-				}
+			t.onAcquire(func(q *call) error {
+				last = q.Claim
+				return q.send()
 			})
 			for range 2 {
 				l := t.lock(key)
 				time.Sleep(30 * time.Millisecond)
 				unlock(t, l)
 			}
-			t.set(func(f *faulty) { f.acquire = nil })
+			t.onAcquire(nil)
 			return last
 		}
 		if cl := again("k"); cl.Waited == 0 || cl.Contended {

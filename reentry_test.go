@@ -183,7 +183,7 @@ func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
 // Re-entry asks for a longer term while a renewal for the shorter one is in flight.
 func TestLongerTermDuringARenewal(t *testing.T) {
 	withClient(t, &hasp.Options{TTL: 3 * time.Second}, func(t *bench) {
-		t.renew = renewal(slowAcquire(100 * time.Millisecond))
+		t.renew = slow(100 * time.Millisecond)
 		l := t.lock("k")
 		for renews := t.renewals(); renews == 0; renews = t.renewals() {
 			time.Sleep(time.Millisecond)
@@ -326,14 +326,14 @@ func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 	withClient(t, o, func(t *bench) {
 		var asked []time.Time
 		waiting := 0
-		t.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if !cl.Shared {
+		t.acquire = func(q *call) error {
+			if !q.Shared {
 				asked = append(asked, time.Now())
-				if cl.WillRetry {
+				if q.WillRetry {
 					waiting++
 				}
 			}
-			return send()
+			return q.send()
 		}
 		reader := t.lock("k", hasp.WithShared())
 		time.AfterFunc(time.Second, func() { unlock(t, reader) })

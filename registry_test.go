@@ -240,7 +240,7 @@ func (plainDriver) Traits() backend.Traits { return backend.Traits{Reach: backen
 func TestEventsOfACall(t *testing.T) {
 	var s seen
 	withClient(t, &hasp.Options{Observe: s.observe}, func(t *bench) {
-		t.acquire = slowAcquire(time.Millisecond)
+		t.acquire = slow(time.Millisecond)
 		l := t.lock("k", hasp.WithFence())
 		t.TryLock(t.Context(), "k")
 		unlock(t, t.lockIn(l.Context(), "k"))

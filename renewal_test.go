@@ -43,16 +43,16 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		var mu sync.Mutex
 		running, most := 0, 0
-		t.renew = func(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+		t.renew = func(q *call) error {
 			mu.Lock()
 			running++
 			most = max(most, running)
 			mu.Unlock()
-			<-ctx.Done()
+			<-q.ctx.Done()
 			mu.Lock()
 			running--
 			mu.Unlock()
-			return backend.Grant{}, ctx.Err()
+			return q.ctx.Err()
 		}
 		l := t.lock("k")
 		for range 5 {
@@ -72,10 +72,10 @@ func TestTheSecondTryLastsTwiceAsLong(t *testing.T) {
 	for ttl, want := range map[time.Duration][]time.Duration{time.Second: {short, long, short, short}, time.Minute: {timeout, timeout, timeout}} {
 		withClient(t, &hasp.Options{TTL: ttl, Timeout: timeout}, func(t *bench) {
 			var took []time.Duration
-			t.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			t.renew = func(q *call) error {
 				start := time.Now()
 				defer func() { took = append(took, time.Since(start)) }()
-				return hungRenew(ctx, c, send)
+				return untilEnd(q)
 			}
 			l := t.lock("k")
 			<-l.Context().Done()
@@ -106,10 +106,10 @@ func TestExtendWithoutRenewal(t *testing.T) {
 // A store may grant Extend a shorter term than it asks for, as an etcd without space does.
 func TestExtendByLessThanWasAskedFor(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		t.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			g, err := send()
-			g.Until = time.Now().Add(time.Minute)
-			return g, err
+		t.renew = func(q *call) error {
+			err := q.send()
+			q.got.Until = time.Now().Add(time.Minute)
+			return err
 		}
 		l := t.lock("k", hasp.WithoutRenewal())
 		want(t, "Extend by an hour", l.Extend(t.Context(), time.Hour), hasp.ErrUnavailable)
@@ -121,7 +121,7 @@ func TestExtendByLessThanWasAskedFor(t *testing.T) {
 
 func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		t.renew = renewal(slowAcquire(time.Second))
+		t.renew = slow(time.Second)
 		l := t.lock("k")
 		ctx := timeout(t, t.Context(), 100*time.Millisecond)
 		start := time.Now()
@@ -162,11 +162,11 @@ func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
 
 func TestASickClaimDelaysOnlyItself(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		t.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if c.Key[0] == 's' {
-				return hungRenew(ctx, c, send)
+		t.renew = func(q *call) error {
+			if q.Key[0] == 's' {
+				return untilEnd(q)
 			}
-			return send()
+			return q.send()
 		}
 		var well, sick []*hasp.Lease
 		for i := range 3000 {
@@ -273,13 +273,11 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 func TestFailedRenewalsAreSpaced(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		l := t.lock("k", hasp.WithTTL(backend.MinTTL))
-		t.set(func(f *faulty) {
-			f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-				if len(f.renewed) > 1000 {
-					panic("renewed without a pause")
-				}
-				return backend.Grant{}, errNet
+		t.onRenew(func(q *call) error {
+			if len(t.renewed) > 1000 {
+				panic("renewed without a pause")
 			}
+			return errNet
 		})
 		<-l.Context().Done()
 		if n := t.renewals(); n < 10 || n > 60 {
@@ -309,12 +307,12 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 	for _, extend := range []bool{false, true} {
 		withClient(t, nil, func(t *bench) {
 			var tries atomic.Int64
-			t.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			t.renew = func(q *call) error {
 				if tries.Add(1) == 1 {
 					time.Sleep(time.Minute)
-					return backend.Grant{}, errNet
+					return errNet
 				}
-				return send()
+				return q.send()
 			}
 			defer time.Sleep(time.Minute)
 			defer t.Client.Close()
@@ -334,10 +332,10 @@ func TestRenewalOfAShortHandOver(t *testing.T) {
 		f := newFaulty()
 		c := await.Value(hasp.New(handsOver{f}, &hasp.Options{TTL: 5 * time.Minute}))
 		defer c.Close()
-		f.acquire = failAcquire(hasp.ErrHeld) // so that the caller waits
-		f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+		f.acquire = failing(hasp.ErrHeld) // so that the caller waits
+		f.renew = func(q *call) error {
 			f.set(up)
-			return backend.Grant{}, errNet
+			return errNet
 		}
 		l := lockNow(t, c, "k")
 		time.Sleep(10 * time.Second)

@@ -234,14 +234,12 @@ func TestEventsOfSlots(t *testing.T) {
 func TestSlotThatDoesNotAnswer(t *testing.T) {
 	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		away := fmt.Sprint("k#", taken[1].Slot())
-		t.set(func(f *faulty) {
-			f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-				if cl.Key == away {
-					time.Sleep(time.Minute)
-					return backend.Grant{}, errNet
-				}
-				return send()
+		t.onAcquire(func(q *call) error {
+			if q.Key == away {
+				time.Sleep(time.Minute)
+				return errNet
 			}
+			return q.send()
 		})
 		want(t, "TryLock", t.tryErr("k", hasp.WithSlots(2)), hasp.ErrUnavailable)
 		time.AfterFunc(10*time.Second, func() { taken[0].Unlock(t.Context()) }) // after more than Timeout
@@ -259,14 +257,14 @@ func TestSlotsThatDoNotAnswer(t *testing.T) {
 		began := time.Now()
 		var hangs atomic.Int64 // when the slots begin to hang, in Unix nanoseconds; they first fail immediately
 		hangs.Store(began.UnixNano())
-		t.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		t.acquire = func(q *call) error {
 			switch {
-			case cl.Key == "k#queue":
-				return send()
+			case q.Key == "k#queue":
+				return q.send()
 			case time.Now().UnixNano() >= hangs.Load():
-				return hungAcquire(cl, send)
+				return hung(q)
 			}
-			return backend.Grant{}, errNet
+			return errNet
 		}
 		want(t, "TryLock", t.tryErr("k", hasp.WithSlots(4)), hasp.ErrUnavailable)
 		within(t, "TryLock", began, hasp.DefaultTimeout)
@@ -303,11 +301,11 @@ func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &hooked{Driver: memlock.NewDriver().(Driver), traits: backend.Traits{Reach: backend.Network, MaxTTL: time.Second}}
-		d.acquire = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if cl.TTL > time.Second {
-				return backend.Grant{}, backend.ErrInvalid
+		d.acquire = func(q *call) error {
+			if q.TTL > time.Second {
+				return backend.ErrInvalid
 			}
-			return send()
+			return q.send()
 		}
 		c := await.Value(hasp.New(d, &hasp.Options{TTL: time.Second}))
 		defer c.Close()
@@ -324,11 +322,11 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 		defer c.Close()
 		l := lockNow(t, c, "k", hasp.WithSlots(1))
 		synctest.Wait() // the queue is unlocked in the background
-		d.acquire = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if cl.Key == "k#queue" {
+		d.acquire = func(q *call) error {
+			if q.Key == "k#queue" {
 				defer cancel()
 			}
-			return send()
+			return q.send()
 		}
 		_, err := c.Lock(ctx, "k", hasp.WithSlots(1))
 		want(t, "Lock", err, context.Canceled)
@@ -361,7 +359,7 @@ func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
 		}
 
 		// A look at all slots may end after WithMaxWait, but no later than one attempt may.
-		t.set(func(f *faulty) { f.acquire = slowAcquire(20 * time.Millisecond) })
+		t.onAcquire(slow(20 * time.Millisecond))
 		start := time.Now()
 		err := t.lockErr("k", hasp.WithSlots(100), hasp.WithMaxWait(100*time.Millisecond))
 		want(t, "Lock", err, hasp.ErrHeld)

@@ -114,7 +114,7 @@ func TestSilenceIsUnavailable(t *testing.T) {
 	for _, ends := range everyEnd {
 		withEnds(t, ends, nil, func(t *bench) {
 			l := t.lock("held")
-			t.set(func(f *faulty) { f.acquire, f.renew, f.release = hungAcquire, hungRenew, hungRelease })
+			t.set(func(f *faulty) { f.acquire, f.renew, f.release = hung, untilEnd, hung })
 			wantOutage(t, "Lock", t.lockErr("k"))
 			wantOutage(t, "Lock with a bound", t.lockErr("k", hasp.WithMaxWait(20*time.Millisecond)))
 			wantOutage(t, "TryLock", t.tryErr("k"))
@@ -132,7 +132,7 @@ func TestEndOfTheContextBeforeTheStoreFailedIsNotUnavailable(t *testing.T) {
 	for _, ends := range everyEnd {
 		withEnds(t, ends, nil, func(t *bench) {
 			l := t.lock("held")
-			t.set(func(f *faulty) { f.acquire, f.renew = hungAcquire, hungRenew })
+			t.set(func(f *faulty) { f.acquire, f.renew = hung, untilEnd })
 			short := func() context.Context {
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				t.Cleanup(cancel)
@@ -163,15 +163,15 @@ func TestEndOfTheContextBeforeTheStoreFailedIsNotUnavailable(t *testing.T) {
 // If the store failed before the context ended, the error says both, also to callers in line.
 func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 	for _, ends := range everyEnd {
-		for _, then := range []acquireHook{nil, hungAcquire} {
+		for _, then := range []hook{nil, hung} {
 			withEnds(t, ends, nil, func(t *bench) {
-				t.acquire = failAcquire(errNet)
+				t.acquire = failing(errNet)
 				last := []error{errNet, context.DeadlineExceeded}
 				if then != nil { // the store fails once, and then hangs for longer than Timeout/3
 					last[0] = hasp.ErrUnavailable // the second call may fail as well before the context ends
-					onlyOnce(t.faulty, func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-						t.set(func(f *faulty) { f.acquire = then })
-						return backend.Grant{}, errNet
+					onlyOnce(t.faulty, func(q *call) error {
+						t.onAcquire(then)
+						return errNet
 					})
 				}
 				ctx := timeout(t, t.Context(), hasp.DefaultTimeout/2)
@@ -362,14 +362,14 @@ func TestAnAttemptWithoutAnAnswerIsRepeated(t *testing.T) {
 		for _, ends := range everyEnd {
 			t.Run(fmt.Sprint(name, " ", ends), func(t *testing.T) {
 				withEnds(t, ends, nil, func(t *bench) {
-					onlyOnce(t.faulty, hungAcquire)
+					onlyOnce(t.faulty, hung)
 					began := time.Now()
 					l, err := lock(t.Context(), t.Client)
 					await.Must(t, err)
 					within(t, name, began, hasp.DefaultTimeout/2)
 					unlock(t, l)
 
-					t.set(func(f *faulty) { f.acquire = hungAcquire })
+					t.onAcquire(hung)
 					began = time.Now()
 					want(t, "during an outage", errOf(lock(t.Context(), t.Client)), hasp.ErrUnavailable)
 					within(t, "an outage", began, hasp.DefaultTimeout+200*time.Millisecond)
@@ -385,7 +385,7 @@ func TestAnAttemptWithoutAnAnswerIsRepeated(t *testing.T) {
 func TestLockBehindAnUnlockThatHangs(t *testing.T) {
 	withEnds(t, backend.CancelPrompt, nil, func(t *bench) {
 		l := t.lock("k", hasp.WithFence())
-		t.set(func(f *faulty) { f.release, f.acquire = hungRelease, hungAcquire })
+		t.set(func(f *faulty) { f.release, f.acquire = hung, hung })
 		began := time.Now()
 		failed := make(chan error)
 		go func() { failed <- t.lockErr("k") }()

@@ -27,35 +27,22 @@ func heldByAnother(t testing.TB, f *faulty, ttl time.Duration) *faulty {
 // hooked is a driver in memory with the given traits, and with hooks that may be nil.
 type hooked struct {
 	Driver
-	traits        backend.Traits
-	acquire, wait callHook
-	release       func(c backend.Claim, send func() error) error
+	traits                 backend.Traits
+	acquire, wait, release hook
 }
 
 func (d *hooked) Traits() backend.Traits { return d.traits }
 
 func (d *hooked) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	send := func() (backend.Grant, error) { return d.Driver.Acquire(ctx, c) }
-	if d.acquire == nil {
-		return send()
-	}
-	return d.acquire(ctx, c, send)
+	return d.acquire.run(ctx, c, func() (backend.Grant, error) { return d.Driver.Acquire(ctx, c) })
 }
 
 func (d *hooked) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	send := func() (backend.Grant, error) { return d.Driver.Wait(ctx, c) }
-	if d.wait == nil {
-		return send()
-	}
-	return d.wait(ctx, c, send)
+	return d.wait.run(ctx, c, func() (backend.Grant, error) { return d.Driver.Wait(ctx, c) })
 }
 
 func (d *hooked) Release(ctx context.Context, c backend.Claim) error {
-	send := func() error { return d.Driver.Release(ctx, c) }
-	if d.release == nil {
-		return send()
-	}
-	return d.release(c, send)
+	return errOf(d.release.run(ctx, c, func() (g backend.Grant, err error) { return g, d.Driver.Release(ctx, c) }))
 }
 
 // These are the traits of two Waiters over a network. Only the first one is Ordered.
@@ -80,7 +67,7 @@ func withRival(t *testing.T, d hooked, run func(t *bench, rival *hasp.Lease)) {
 
 func TestErrorsOfAWait(t *testing.T) {
 	cause := errors.New("shutting down")
-	hung := func(f *faulty) { f.acquire = hungAcquire }
+	hung := func(f *faulty) { f.acquire = hung }
 	for _, tc := range []struct {
 		name     string
 		store    func(*faulty)
@@ -112,11 +99,11 @@ func TestErrorsOfAWait(t *testing.T) {
 			within: 1050 * time.Millisecond, atLeast: time.Second, isNot: []error{hasp.ErrHeld, context.DeadlineExceeded}},
 		{name: "held, then hung, max wait", store: func(f *faulty) {
 			began := time.Now()
-			f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			f.acquire = func(q *call) error {
 				if time.Since(began) > 990*time.Millisecond {
 					time.Sleep(time.Hour)
 				}
-				return send()
+				return q.send()
 			}
 		}, opts: []hasp.Option{hasp.WithMaxWait(time.Second)},
 			within: 1060 * time.Millisecond, atLeast: time.Second},
@@ -124,7 +111,7 @@ func TestErrorsOfAWait(t *testing.T) {
 			within: 1050 * time.Millisecond, atLeast: time.Second, is: []error{context.Canceled}, isNot: []error{hasp.ErrHeld}},
 		{name: "cancelled before", cancel: -1,
 			is: []error{context.Canceled, cause}, isNot: []error{hasp.ErrHeld}},
-		{name: "unsupported", store: func(f *faulty) { f.acquire = failAcquire(errors.ErrUnsupported) },
+		{name: "unsupported", store: func(f *faulty) { f.acquire = failing(errors.ErrUnsupported) },
 			is: []error{errors.ErrUnsupported}},
 	} {
 		for _, ends := range everyEnd {
@@ -181,7 +168,7 @@ func TestLastAttemptARoundTripBeforeTheEnd(t *testing.T) {
 		withClient(t, o, func(t *bench) {
 			heldByAnother(t, t.faulty, time.Hour)
 			const trip = 10 * time.Millisecond
-			far(t.faulty, func() time.Duration { return trip })
+			far(t.faulty, trip)
 			time.AfterFunc(time.Minute-3*trip, func() { t.faulty.Break(context.Background(), "k") })
 			ctx := timeout(t, t.Context(), deadline)
 			unlock(t, t.lockIn(ctx, "k", opts...))
@@ -209,9 +196,9 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 		store := new(memlock.Store)
 		d := &hooked{Driver: store.Driver().(Driver), traits: store.Driver().Traits()}
 		attempts := 0
-		d.acquire = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		d.acquire = func(q *call) error {
 			attempts++
-			return send()
+			return q.send()
 		}
 		a, b := await.Value(hasp.New(store.Driver(), nil)), &bench{T: t, Client: await.Value(hasp.New(d, nil))}
 		for round, want := range []int{1, 0, 0, 1} { // the last round comes after a pause
@@ -237,17 +224,17 @@ func TestOutageIsCountedOnce(t *testing.T) {
 	for _, why := range []error{errNet, context.DeadlineExceeded} {
 		var since time.Time // when the store goes down, which is after a minute
 		d := hooked{traits: inNoOrder}
-		d.acquire = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		d.acquire = func(q *call) error {
 			if since.IsZero() {
-				return send()
+				return q.send()
 			}
-			return backend.Grant{}, errNet
+			return errNet
 		}
-		d.wait = func(_ context.Context, c backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+		d.wait = func(q *call) error {
 			time.Sleep(time.Minute)
 			since = time.Now()
-			time.Sleep(c.Timeout)
-			return backend.Grant{}, &backend.UnavailableError{Since: since, Err: why}
+			time.Sleep(q.Timeout)
+			return &backend.UnavailableError{Since: since, Err: why}
 		}
 		withRival(t, d, func(t *bench, _ *hasp.Lease) {
 			start := time.Now()
@@ -255,20 +242,6 @@ func TestOutageIsCountedOnce(t *testing.T) {
 			within(t, "Lock, with an outage that began after a minute,", start, time.Minute+hasp.DefaultTimeout+500*time.Millisecond)
 			wantOutage(t, why.Error(), err)
 		})
-	}
-}
-
-// failing makes the attempts with these numbers fail. The first attempt has number 1.
-func failing(f *faulty, numbers ...int) {
-	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		time.Sleep(time.Millisecond)
-		f.mu.Lock()
-		n := len(f.acquired)
-		f.mu.Unlock()
-		if slices.Contains(numbers, n) {
-			return backend.Grant{}, errNet
-		}
-		return send()
 	}
 }
 
@@ -290,7 +263,7 @@ func (t *bench) lockLater(ctx context.Context, opts ...hasp.Option) <-chan error
 func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		heldByAnother(t, t.faulty, time.Hour)
-		failing(t.faulty)
+		t.acquire = slow(time.Millisecond)
 		for _, d := range []time.Duration{1, time.Microsecond, 500 * time.Microsecond, 1500 * time.Microsecond} {
 			want(t, d.String(), t.lockErr("k", hasp.WithMaxWait(d)), hasp.ErrHeld)
 		}
@@ -308,7 +281,7 @@ func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 }
 
 func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
-	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *bench, rival *hasp.Lease) {
+	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: untilEnd}, func(t *bench, rival *hasp.Lease) {
 		first := t.lockLater(t.Context(), hasp.WithMaxWait(900*time.Millisecond))
 		wantOutage(t, "Lock", t.lockErr("k", hasp.WithMaxWait(100*time.Millisecond)))
 		want(t, "Lock", <-first, hasp.ErrHeld) // because of the attempt before the Wait
@@ -323,7 +296,7 @@ func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 // The store refuses an attempt, and then does not answer the Wait for most of a Timeout. Then the
 // refusal is too old to report.
 func TestWaitWithoutAnAnswerIsNotHeld(t *testing.T) {
-	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: hungRenew}, func(t *bench, _ *hasp.Lease) {
+	withRival(t, hooked{traits: memlock.NewDriver().Traits(), wait: untilEnd}, func(t *bench, _ *hasp.Lease) {
 		ctx := timeout(t, t.Context(), 2*time.Second)
 		_, err := t.Lock(ctx, "k")
 		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, hasp.ErrHeld) {
@@ -335,12 +308,12 @@ func TestWaitWithoutAnAnswerIsNotHeld(t *testing.T) {
 // With an Ordered driver, a caller calls Wait for a contended key without an attempt first. If the
 // wait is shorter than a round trip, the caller still gets an answer.
 func TestShortWaitsOnAContendedKeyAreAnswered(t *testing.T) {
-	away := func(ctx context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+	away := func(q *call) error {
 		select {
 		case <-time.After(20 * time.Millisecond):
-			return send()
-		case <-ctx.Done():
-			return backend.Grant{}, ctx.Err()
+			return q.send()
+		case <-q.ctx.Done():
+			return q.ctx.Err()
 		}
 	}
 	withRival(t, hooked{traits: inOrderOfArrival, acquire: away, wait: away}, func(t *bench, rival *hasp.Lease) {
@@ -360,17 +333,17 @@ func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
 	var mu sync.Mutex            // guards released
 	released := map[string]int{} // number of releases, by the token of a Wait
 	leaves := hooked{traits: inOrderOfArrival}
-	leaves.wait = func(ctx context.Context, c backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+	leaves.wait = func(q *call) error {
 		mu.Lock()
-		released[c.Token] = 0
+		released[q.Token] = 0
 		mu.Unlock()
-		<-ctx.Done()
-		return backend.Grant{}, errors.Join(&backend.HeldError{Owner: "stranger"}, ctx.Err())
+		<-q.ctx.Done()
+		return errors.Join(&backend.HeldError{Owner: "stranger"}, q.ctx.Err())
 	}
-	leaves.release = func(c backend.Claim, _ func() error) error {
+	leaves.release = func(q *call) error {
 		mu.Lock()
 		defer mu.Unlock()
-		released[c.Token]++
+		released[q.Token]++
 		return backend.ErrLost
 	}
 	withRival(t, leaves, func(t *bench, _ *hasp.Lease) {
@@ -409,7 +382,7 @@ func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 				go t.Lock(ctx, "k")
 			}
 			time.Sleep(time.Second)
-			t.set(func(f *faulty) { f.acquire = hungFor(hasp.DefaultTimeout) })
+			t.onAcquire(hungFor(hasp.DefaultTimeout))
 			time.Sleep(200 * time.Millisecond)
 			err := t.lockErr("k", hasp.WithMaxWait(2500*time.Millisecond))
 			wantOutage(t, fmt.Sprint("after 2.5 s of silence, alone ", alone), err)
@@ -424,14 +397,14 @@ func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 func TestOutageThatIsOverIsForgotten(t *testing.T) {
 	for _, traits := range []backend.Traits{inOrderOfArrival, inNoOrder} {
 		cuts := []time.Duration{0, time.Minute} // after how long the next Waits fail; one caller waits at a time
-		cut := func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		cut := func(q *call) error {
 			if len(cuts) == 0 {
-				return send()
+				return q.send()
 			}
 			after := cuts[0]
 			cuts = cuts[1:]
 			time.Sleep(after)
-			return backend.Grant{}, errNet
+			return errNet
 		}
 		withRival(t, hooked{traits: traits, wait: cut}, func(t *bench, rival *hasp.Lease) {
 			want(t, "TryLock", t.tryErr("k"), hasp.ErrHeld)
@@ -451,7 +424,7 @@ func TestSuspendIsNoOutage(t *testing.T) {
 		withEnds(t, ends, nil, func(t *bench) {
 			suspend := hasp.Suspendable(t.Client)
 			tries := 0
-			t.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			t.acquire = func(q *call) error {
 				time.Sleep(10 * time.Millisecond)
 				tries++
 				switch tries {
@@ -459,9 +432,9 @@ func TestSuspendIsNoOutage(t *testing.T) {
 					suspend(time.Hour) // the suspend ends the connection
 					fallthrough
 				case 1, 3:
-					return backend.Grant{}, errNet
+					return errNet
 				}
-				return send()
+				return q.send()
 			}
 			unlock(t, t.lock("k"))
 		})
@@ -474,7 +447,7 @@ func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"release": hasp.DefaultTTL, "renewals": 3 * time.Second} {
 		withClient(t, nil, func(t *bench) {
 			l := t.lock("k", hasp.WithTTL(ttl))
-			t.set(func(f *faulty) { f.acquire, f.renew, f.release = hungAcquire, hungRenew, hungRelease })
+			t.set(func(f *faulty) { f.acquire, f.renew, f.release = hung, untilEnd, hung })
 			ctx := timeout(t, t.Context(), 3500*time.Millisecond)
 			head := t.lockLater(ctx, hasp.WithTTL(time.Minute)) // so that the hold is not handed over
 			next := t.lockLater(t.Context(), hasp.WithMaxWait(3400*time.Millisecond))
