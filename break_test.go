@@ -47,57 +47,55 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 		{name: "an attempt during the Break", after: 5 * time.Millisecond},
 		{name: "a key that lingers", after: 5 * time.Millisecond, unlock: true, opts: []hasp.Option{hasp.WithLinger()}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := new(memlock.Store)
-				d := &slowBreak{faulty: &faulty{Driver: store.Driver().(Driver)}, way: 10 * time.Millisecond, err: tc.err}
-				d.acquire = func(q *call) error {
-					defer time.Sleep(tc.reply)
-					return q.send()
-				}
-				c, rival := await.Value(hasp.New(d, nil)), await.Value(hasp.New(store.Driver(), nil))
-				defer c.Close()
-				defer rival.Close()
+		runBubble(t, tc.name, func(t *testing.T) {
+			store := new(memlock.Store)
+			d := &slowBreak{faulty: &faulty{Driver: store.Driver().(Driver)}, way: 10 * time.Millisecond, err: tc.err}
+			d.acquire = func(q *call) error {
+				defer time.Sleep(tc.reply)
+				return q.send()
+			}
+			c, rival := await.Value(hasp.New(d, nil)), await.Value(hasp.New(store.Driver(), nil))
+			defer c.Close()
+			defer rival.Close()
 
-				time.Sleep(time.Minute)
-				begins := time.Now().Add(max(-tc.after, 0))
-				old := make(chan *hasp.Lease, 1)
-				time.AfterFunc(time.Until(begins)+tc.after, func() {
-					l := lockNow(t, c, "k", tc.opts...)
-					if tc.unlock {
-						l.Unlock(t.Context())
-					}
-					old <- l
-				})
-				time.Sleep(time.Until(begins))
-				want(t, "Break", c.Break(t.Context(), "k"), tc.err)
-
-				theirs := lockNow(t, rival, "k")
-				l := <-old
-				next := lockSoon(t, c, timeout(t, t.Context(), time.Hour), "k")
-				if !tc.unlock {
+			time.Sleep(time.Minute)
+			begins := time.Now().Add(max(-tc.after, 0))
+			old := make(chan *hasp.Lease, 1)
+			time.AfterFunc(time.Until(begins)+tc.after, func() {
+				l := lockNow(t, c, "k", tc.opts...)
+				if tc.unlock {
 					l.Unlock(t.Context())
 				}
-				synctest.Wait()
-				if len(next) > 0 {
-					t.Error("a later caller of the Client has the key beside the rival")
-				}
-				theirs.Unlock(t.Context())
-				unlock(t, <-next)
-
-				// The key is free for the Client itself, although the old holder does not unlock.
-				if tc.reply == 0 && !tc.unlock && tc.opts == nil {
-					d.err = tc.err
-					hangs := lockNow(t, c, "k")
-					want(t, "Break", c.Break(t.Context(), "k"), tc.err)
-					synctest.Wait()
-					want(t, "the old lease", hangs.Err(), hasp.ErrLost)
-					l, err := c.TryLock(t.Context(), "k")
-					want(t, "TryLock after Break", err, nil)
-					unlock(t, l)
-					want(t, "Unlock", hangs.Unlock(t.Context()), hasp.ErrLost)
-				}
+				old <- l
 			})
+			time.Sleep(time.Until(begins))
+			want(t, "Break", c.Break(t.Context(), "k"), tc.err)
+
+			theirs := lockNow(t, rival, "k")
+			l := <-old
+			next := lockSoon(t, c, timeout(t, t.Context(), time.Hour), "k")
+			if !tc.unlock {
+				l.Unlock(t.Context())
+			}
+			synctest.Wait()
+			if len(next) > 0 {
+				t.Error("a later caller of the Client has the key beside the rival")
+			}
+			theirs.Unlock(t.Context())
+			unlock(t, <-next)
+
+			// The key is free for the Client itself, although the old holder does not unlock.
+			if tc.reply == 0 && !tc.unlock && tc.opts == nil {
+				d.err = tc.err
+				hangs := lockNow(t, c, "k")
+				want(t, "Break", c.Break(t.Context(), "k"), tc.err)
+				synctest.Wait()
+				want(t, "the old lease", hangs.Err(), hasp.ErrLost)
+				l, err := c.TryLock(t.Context(), "k")
+				want(t, "TryLock after Break", err, nil)
+				unlock(t, l)
+				want(t, "Unlock", hangs.Unlock(t.Context()), hasp.ErrLost)
+			}
 		})
 	}
 }

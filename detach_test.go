@@ -98,23 +98,21 @@ func TestResumeKeepsTheSettings(t *testing.T) {
 			want(t, "exclusive", t.tryErr("k"), hasp.ErrHeld)
 		}, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			withTwo(t, nil, func(t *bench, b *hasp.Client) {
-				x := detachNow(t, t.lock("k", tc.opts...), time.Minute)
-				want(t, "Close", t.Client.Close(), nil)
-				time.Sleep(20 * time.Second)
-				other := &bench{T: t.T, Client: b}
-				l := other.resume(x, tc.again...)
-				if tc.check != nil {
-					tc.check(other, l)
-				}
-				unlocked := l.Unlock(t.Context())
-				st, err := b.Inspect(t.Context(), tc.key)
-				want(t, "Inspect", err, nil)
-				if unlocked == nil && (st.Held != (tc.after > 0) || st.TTL < tc.after) {
-					t.Errorf("after Unlock: %+v", st)
-				}
-			})
+		runTwo(t, name, nil, func(t *bench, b *hasp.Client) {
+			x := detachNow(t, t.lock("k", tc.opts...), time.Minute)
+			want(t, "Close", t.Client.Close(), nil)
+			time.Sleep(20 * time.Second)
+			other := &bench{T: t.T, Client: b}
+			l := other.resume(x, tc.again...)
+			if tc.check != nil {
+				tc.check(other, l)
+			}
+			unlocked := l.Unlock(t.Context())
+			st, err := b.Inspect(t.Context(), tc.key)
+			want(t, "Inspect", err, nil)
+			if unlocked == nil && (st.Held != (tc.after > 0) || st.TTL < tc.after) {
+				t.Errorf("after Unlock: %+v", st)
+			}
 		})
 	}
 }
@@ -156,21 +154,19 @@ func TestResumeOfUnknownOutcome(t *testing.T) {
 		},
 	} {
 		for _, prompt := range everyEnd {
-			t.Run(fmt.Sprint(name, prompt), func(t *testing.T) {
-				withEnds(t, prompt, nil, func(t *bench) {
-					x := detachNow(t, t.lock("k"), time.Hour)
-					t.onRenew(hook)
-					want(t, "Resume", errOf(t.Resume(t.Context(), x)), hasp.ErrUnavailable)
-					ctx, cancel := context.WithCancel(t.Context())
-					cancel()
-					want(t, "Resume with a context that has ended", errOf(t.Resume(ctx, x)), context.Canceled)
-					t.set(up)
-					time.Sleep(10 * time.Second)
-					equal(t, "releases", t.releases(), 0)
-					t.nothingLeft()
-					unlock(t, t.resume(x))
-					t.freed("the key is held after Unlock", "k")
-				})
+			runEnds(t, fmt.Sprint(name, prompt), prompt, nil, func(t *bench) {
+				x := detachNow(t, t.lock("k"), time.Hour)
+				t.onRenew(hook)
+				want(t, "Resume", errOf(t.Resume(t.Context(), x)), hasp.ErrUnavailable)
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				want(t, "Resume with a context that has ended", errOf(t.Resume(ctx, x)), context.Canceled)
+				t.set(up)
+				time.Sleep(10 * time.Second)
+				equal(t, "releases", t.releases(), 0)
+				t.nothingLeft()
+				unlock(t, t.resume(x))
+				t.freed("the key is held after Unlock", "k")
 			})
 		}
 	}
@@ -231,19 +227,17 @@ func TestResumeRefuses(t *testing.T) {
 		"max hold is over":   {func(x *hasp.Handle) { x.MaxHold = time.Now() }, nil, hasp.ErrLost},
 		"the term has ended": {func(*hasp.Handle) { time.Sleep(2 * time.Minute) }, nil, hasp.ErrLost},
 	} {
-		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *bench) {
-				good := detachNow(t, t.lock("k"), time.Minute)
-				x := good
-				if tc.spoil != nil {
-					tc.spoil(&x)
-				}
-				want(t, "Resume", errOf(t.Resume(t.Context(), x, tc.opts...)), tc.want)
-				t.nothingLeft()
-				if name != "the term has ended" {
-					unlock(t, t.resume(good)) // the hold is as before
-				}
-			})
+		runClient(t, name, nil, func(t *bench) {
+			good := detachNow(t, t.lock("k"), time.Minute)
+			x := good
+			if tc.spoil != nil {
+				tc.spoil(&x)
+			}
+			want(t, "Resume", errOf(t.Resume(t.Context(), x, tc.opts...)), tc.want)
+			t.nothingLeft()
+			if name != "the term has ended" {
+				unlock(t, t.resume(good)) // the hold is as before
+			}
 		})
 	}
 }

@@ -35,49 +35,47 @@ var underLock = map[string]func(context.Context, hasp.Locker, func(context.Conte
 func TestResultsOfAFunctionUnderLock(t *testing.T) {
 	boom := errors.New("boom")
 	for name, do := range underLock {
-		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *bench) {
-				call := func(fn func(context.Context, *hasp.Lease) error) error { return do(t.Context(), t.Client, fn) }
-				want(t, "fn returned nil", call(func(ctx context.Context, l *hasp.Lease) error {
-					if l.Key() != "k" || ctx != l.Context() && name != "DoAll" {
-						t.Error("fn did not get the lease and its context")
-					}
-					return hasp.Do(ctx, t.Client, "k", func(context.Context, *hasp.Lease) error { return nil })
-				}), nil)
-				if err := call(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
-					t.Errorf("got %v, want fn's own error", err)
+		runClient(t, name, nil, func(t *bench) {
+			call := func(fn func(context.Context, *hasp.Lease) error) error { return do(t.Context(), t.Client, fn) }
+			want(t, "fn returned nil", call(func(ctx context.Context, l *hasp.Lease) error {
+				if l.Key() != "k" || ctx != l.Context() && name != "DoAll" {
+					t.Error("fn did not get the lease and its context")
 				}
-				want(t, "fn unlocked the lease itself", call(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }), nil)
+				return hasp.Do(ctx, t.Client, "k", func(context.Context, *hasp.Lease) error { return nil })
+			}), nil)
+			if err := call(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
+				t.Errorf("got %v, want fn's own error", err)
+			}
+			want(t, "fn unlocked the lease itself", call(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }), nil)
 
-				for what, end := range map[string]func(){"a panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
-					for _, lost := range []bool{false, true} {
-						done := make(chan any)
-						go func() {
-							defer func() { done <- recover() }()
-							call(func(ctx context.Context, _ *hasp.Lease) error {
-								if lost {
-									t.faulty.Break(ctx, "k")
-									<-ctx.Done()
-								}
-								end()
-								return nil
-							})
-							t.Errorf("%s was swallowed", what)
-						}()
-						if r := <-done; r != nil && r != "oops" {
-							t.Errorf("recovered %v", r)
-						}
-						if !t.free("k") {
-							t.Fatalf("%s left the key locked", what)
-						}
+			for what, end := range map[string]func(){"a panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
+				for _, lost := range []bool{false, true} {
+					done := make(chan any)
+					go func() {
+						defer func() { done <- recover() }()
+						call(func(ctx context.Context, _ *hasp.Lease) error {
+							if lost {
+								t.faulty.Break(ctx, "k")
+								<-ctx.Done()
+							}
+							end()
+							return nil
+						})
+						t.Errorf("%s was swallowed", what)
+					}()
+					if r := <-done; r != nil && r != "oops" {
+						t.Errorf("recovered %v", r)
+					}
+					if !t.free("k") {
+						t.Fatalf("%s left the key locked", what)
 					}
 				}
+			}
 
-				err := call(func(context.Context, *hasp.Lease) error { t.set(down); return boom })
-				want(t, "Unlock failed", err, boom)
-				want(t, "Unlock failed", err, errNet)
-				t.set(up)
-			})
+			err := call(func(context.Context, *hasp.Lease) error { t.set(down); return boom })
+			want(t, "Unlock failed", err, boom)
+			want(t, "Unlock failed", err, errNet)
+			t.set(up)
 		})
 	}
 }

@@ -30,6 +30,12 @@ func withTwo(t *testing.T, o *hasp.Options, run func(t *bench, rival *hasp.Clien
 	})
 }
 
+// runTwo runs withTwo in a subtest.
+func runTwo(t *testing.T, name string, o *hasp.Options, run func(t *bench, rival *hasp.Client)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { withTwo(t, o, run) })
+}
+
 // drain waits for the end of ctx, and goes on for three terms, as an fn that cleans up does. It
 // fails the test if a key is free meanwhile.
 func (t *bench) drain(ctx context.Context, keys ...string) {
@@ -125,26 +131,24 @@ func TestLossWhileFnDrains(t *testing.T) {
 		"outage": func(f *faulty) { f.set(down) },
 	} {
 		for name, do := range underLock {
-			t.Run(name+" "+how, func(t *testing.T) {
-				withClient(t, nil, func(t *bench) {
-					ctx, cancel := context.WithCancel(t.Context())
-					err := do(ctx, t.Client, func(ctx context.Context, lease *hasp.Lease) error {
-						cancel()
-						time.Sleep(2 * hasp.DefaultTTL)
-						want(t, "before the loss", lease.Err(), nil)
-						lose(t.faulty)
-						time.Sleep(hasp.DefaultTTL)
-						want(t, "after the loss", lease.Err(), hasp.ErrLost)
-						want(t, "the context ended first", context.Cause(ctx), context.Canceled)
-						t.set(up)
-						return boom
-					})
-					want(t, "the result", err, hasp.ErrLost)
-					want(t, "the result", err, boom)
-					if text := err.Error(); name == "Do" && !strings.HasPrefix(text, `hasp: unlock "k": lease lost: `) {
-						t.Errorf("got %q, which does not begin with the loss", text)
-					}
+			runClient(t, name+" "+how, nil, func(t *bench) {
+				ctx, cancel := context.WithCancel(t.Context())
+				err := do(ctx, t.Client, func(ctx context.Context, lease *hasp.Lease) error {
+					cancel()
+					time.Sleep(2 * hasp.DefaultTTL)
+					want(t, "before the loss", lease.Err(), nil)
+					lose(t.faulty)
+					time.Sleep(hasp.DefaultTTL)
+					want(t, "after the loss", lease.Err(), hasp.ErrLost)
+					want(t, "the context ended first", context.Cause(ctx), context.Canceled)
+					t.set(up)
+					return boom
 				})
+				want(t, "the result", err, hasp.ErrLost)
+				want(t, "the result", err, boom)
+				if text := err.Error(); name == "Do" && !strings.HasPrefix(text, `hasp: unlock "k": lease lost: `) {
+					t.Errorf("got %q, which does not begin with the loss", text)
+				}
 			})
 		}
 	}
@@ -160,24 +164,22 @@ func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
 		{"WithMaxHold", hasp.WithMaxHold(3 * hasp.DefaultTTL), 3 * hasp.DefaultTTL, 3 * hasp.DefaultTTL},
 		{"WithoutRenewal", hasp.WithoutRenewal(), hasp.DefaultTTL * 9 / 10, hasp.DefaultTTL},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *bench) {
-				ctx, cancel := context.WithCancel(t.Context())
-				start := time.Now()
-				err := hasp.Do(ctx, t.Client, "k", func(_ context.Context, l *hasp.Lease) error {
-					cancel()
-					for l.Err() == nil {
-						time.Sleep(10 * time.Millisecond)
-					}
-					if d := time.Since(start); d < tc.least || d > tc.most+10*time.Millisecond {
-						t.Errorf("the lease lasted %v, want %v to %v", d, tc.least, tc.most)
-					}
-					time.Sleep(hasp.DefaultTTL / 10)
-					t.freed("the key is still held", "k")
-					return nil
-				}, tc.opt)
-				want(t, "Do", err, hasp.ErrLost)
-			})
+		runClient(t, tc.name, nil, func(t *bench) {
+			ctx, cancel := context.WithCancel(t.Context())
+			start := time.Now()
+			err := hasp.Do(ctx, t.Client, "k", func(_ context.Context, l *hasp.Lease) error {
+				cancel()
+				for l.Err() == nil {
+					time.Sleep(10 * time.Millisecond)
+				}
+				if d := time.Since(start); d < tc.least || d > tc.most+10*time.Millisecond {
+					t.Errorf("the lease lasted %v, want %v to %v", d, tc.least, tc.most)
+				}
+				time.Sleep(hasp.DefaultTTL / 10)
+				t.freed("the key is still held", "k")
+				return nil
+			}, tc.opt)
+			want(t, "Do", err, hasp.ErrLost)
 		})
 	}
 }
@@ -197,41 +199,39 @@ func TestFnDoesNotBeginAfterTheEndOfItsContext(t *testing.T) {
 	ends := map[string]error{"cancel": context.Canceled, "Unlock": hasp.ErrReleased, "Close": hasp.ErrClosed, "loss": hasp.ErrLost}
 	for name, do := range underLock {
 		for how, cause := range ends {
-			t.Run(name+" "+how, func(t *testing.T) {
-				withTwo(t, nil, func(t *bench, rival *hasp.Client) {
-					ctx, cancel := context.WithCancel(t.Context())
-					ended, runs := false, 0
-					late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-						l, err := t.Lock(ctx, key, opts...)
-						switch {
-						case ended && key == "z" && err == nil:
-							t.Error("DoAll goes on without k")
-						case ended, key != "k":
-						case how == "cancel":
-							cancel()
-						case how == "Unlock":
-							unlock(t, l)
-						case how == "Close":
-							go t.Client.Close()
-							synctest.Wait()
-						default:
-							t.faulty.Break(t.Context(), "k")
-							time.Sleep(hasp.DefaultTTL)
-						}
-						ended = ended || key == "k"
-						return l, err
-					})
-					err := do(ctx, late, func(context.Context, *hasp.Lease) error { runs++; return nil })
-					if name == "Lead" && how == "loss" {
-						equal(t, "runs after Lead has led again", runs, 1)
-						return
+			runTwo(t, name+" "+how, nil, func(t *bench, rival *hasp.Client) {
+				ctx, cancel := context.WithCancel(t.Context())
+				ended, runs := false, 0
+				late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+					l, err := t.Lock(ctx, key, opts...)
+					switch {
+					case ended && key == "z" && err == nil:
+						t.Error("DoAll goes on without k")
+					case ended, key != "k":
+					case how == "cancel":
+						cancel()
+					case how == "Unlock":
+						unlock(t, l)
+					case how == "Close":
+						go t.Client.Close()
+						synctest.Wait()
+					default:
+						t.faulty.Break(t.Context(), "k")
+						time.Sleep(hasp.DefaultTTL)
 					}
-					want(t, "the result", err, cause)
-					if runs != 0 || how != "cancel" && errors.Is(err, context.Canceled) {
-						t.Errorf("%d runs, %v", runs, err)
-					}
-					unlock(t, await.Value(hasp.LockAll(t.Context(), rival, []string{"a", "k", "z"}, hasp.WithMaxWait(0))))
+					ended = ended || key == "k"
+					return l, err
 				})
+				err := do(ctx, late, func(context.Context, *hasp.Lease) error { runs++; return nil })
+				if name == "Lead" && how == "loss" {
+					equal(t, "runs after Lead has led again", runs, 1)
+					return
+				}
+				want(t, "the result", err, cause)
+				if runs != 0 || how != "cancel" && errors.Is(err, context.Canceled) {
+					t.Errorf("%d runs, %v", runs, err)
+				}
+				unlock(t, await.Value(hasp.LockAll(t.Context(), rival, []string{"a", "k", "z"}, hasp.WithMaxWait(0))))
 			})
 		}
 	}

@@ -224,9 +224,26 @@ func withEnds(t *testing.T, ends backend.Cancellation, o *hasp.Options, run func
 		f := newFaulty()
 		f.ends = ends
 		c := await.Value(hasp.New(f, o))
+		defer time.Sleep(2 * time.Hour) // until calls that hang have ended
 		defer c.Close()
 		run(&bench{t, f, c})
 	})
+}
+
+// runBubble, runClient and runEnds run a subtest in a bubble.
+func runBubble(t *testing.T, name string, run func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, run) })
+}
+
+func runClient(t *testing.T, name string, o *hasp.Options, run func(t *bench)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { withClient(t, o, run) })
+}
+
+func runEnds(t *testing.T, name string, ends backend.Cancellation, o *hasp.Options, run func(t *bench)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { withEnds(t, ends, o, run) })
 }
 
 func (t *bench) lock(key string, opts ...hasp.Option) *hasp.Lease {

@@ -70,19 +70,17 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 			want(t, "Extend", l.Extend(t.Context(), time.Minute), nil)
 		}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *bench) {
-				l := t.lock("k", tc.first...)
-				order := t.lineUp("k", tc.n, tc.others...)
-				if tc.between != nil {
-					tc.between(t, l)
-				}
-				unlock(t, l)
-				inOrder(t, order(), tc.n)
-				if a, _, r := t.calls(); a != tc.acquires || r != tc.acquires {
-					t.Errorf("%d attempts and %d releases, want %d of each", a, r, tc.acquires)
-				}
-			})
+		runClient(t, tc.name, nil, func(t *bench) {
+			l := t.lock("k", tc.first...)
+			order := t.lineUp("k", tc.n, tc.others...)
+			if tc.between != nil {
+				tc.between(t, l)
+			}
+			unlock(t, l)
+			inOrder(t, order(), tc.n)
+			if a, _, r := t.calls(); a != tc.acquires || r != tc.acquires {
+				t.Errorf("%d attempts and %d releases, want %d of each", a, r, tc.acquires)
+			}
 		})
 	}
 }

@@ -78,28 +78,26 @@ func (d lister) List(ctx context.Context, _ string, _ time.Duration) iter.Seq2[b
 
 func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 	for _, ends := range everyEnd {
-		t.Run(fmt.Sprint(ends), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				steps := 0
-				down := errors.New("connection refused")
-				c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(context.Context) error { return down }}, nil))
-				defer c.Close()
-				list := c.List(t.Context(), "")
+		runBubble(t, fmt.Sprint(ends), func(t *testing.T) {
+			steps := 0
+			down := errors.New("connection refused")
+			c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(context.Context) error { return down }}, nil))
+			defer c.Close()
+			list := c.List(t.Context(), "")
+			time.Sleep(time.Second)
+			equal(t, "steps before the loop", steps, 0)
+			for _, err := range list {
+				want(t, "list", err, nil)
 				time.Sleep(time.Second)
-				equal(t, "steps before the loop", steps, 0)
-				for _, err := range list {
-					want(t, "list", err, nil)
-					time.Sleep(time.Second)
-					equal(t, "steps during the first turn", steps, 1)
-					break
-				}
-				time.Sleep(time.Second)
-				equal(t, "steps after the loop", steps, 1)
+				equal(t, "steps during the first turn", steps, 1)
+				break
+			}
+			time.Sleep(time.Second)
+			equal(t, "steps after the loop", steps, 1)
 
-				all, err := listOf(c, t.Context(), "")
-				wantOutage(t, "list", err, down)
-				equal(t, "entries before the error", len(all), 2)
-			})
+			all, err := listOf(c, t.Context(), "")
+			wantOutage(t, "list", err, down)
+			equal(t, "entries before the error", len(all), 2)
 		})
 	}
 }
@@ -108,36 +106,34 @@ func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 func TestListIsLeft(t *testing.T) {
 	for _, ends := range everyEnd {
 		for _, how := range []string{"cancelled", "deadline", "closed"} {
-			t.Run(fmt.Sprint(ends, how), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					steps, stuck := 0, make(chan struct{})
-					c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(ctx context.Context) error {
-						if ends == backend.CancelPrompt {
-							<-ctx.Done()
-							return ctx.Err()
-						}
-						<-stuck
-						return errors.New("late")
-					}}, &hasp.Options{Timeout: time.Minute}))
-					ctx, cancel := context.WithCancel(t.Context())
-					target := context.Canceled
-					switch how {
-					case "cancelled":
-						time.AfterFunc(time.Second, cancel)
-					case "deadline":
-						ctx, cancel = context.WithTimeout(ctx, time.Second)
-						target = context.DeadlineExceeded
-					case "closed":
-						time.AfterFunc(time.Second, func() { c.Close() })
-						target = hasp.ErrClosed
+			runBubble(t, fmt.Sprint(ends, how), func(t *testing.T) {
+				steps, stuck := 0, make(chan struct{})
+				c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(ctx context.Context) error {
+					if ends == backend.CancelPrompt {
+						<-ctx.Done()
+						return ctx.Err()
 					}
-					defer cancel()
-					began := time.Now()
-					wantOnly(t, "list", errOf(listOf(c, ctx, "")), target)
-					equal(t, "the time it took", time.Since(began), time.Second)
-					close(stuck)
-					c.Close()
-				})
+					<-stuck
+					return errors.New("late")
+				}}, &hasp.Options{Timeout: time.Minute}))
+				ctx, cancel := context.WithCancel(t.Context())
+				target := context.Canceled
+				switch how {
+				case "cancelled":
+					time.AfterFunc(time.Second, cancel)
+				case "deadline":
+					ctx, cancel = context.WithTimeout(ctx, time.Second)
+					target = context.DeadlineExceeded
+				case "closed":
+					time.AfterFunc(time.Second, func() { c.Close() })
+					target = hasp.ErrClosed
+				}
+				defer cancel()
+				began := time.Now()
+				wantOnly(t, "list", errOf(listOf(c, ctx, "")), target)
+				equal(t, "the time it took", time.Since(began), time.Second)
+				close(stuck)
+				c.Close()
 			})
 		}
 	}

@@ -264,21 +264,19 @@ func TestLockAllLeavesGaps(t *testing.T) {
 // If the answer for a key is lost, or attempts at it fail for a while, LockAll still gets the key.
 func TestLockAllAfterALostReply(t *testing.T) {
 	for name, hook := range map[string]hook{"lost": lostReply, "failed": failing(errNet)} {
-		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *bench) {
-				until := time.Now().Add(time.Second)
-				t.acquire = func(q *call) error {
-					time.Sleep(5 * time.Millisecond)
-					if q.Key == "002" && time.Now().Before(until) {
-						return hook(q)
-					}
-					return q.send()
+		runClient(t, name, nil, func(t *bench) {
+			until := time.Now().Add(time.Second)
+			t.acquire = func(q *call) error {
+				time.Sleep(5 * time.Millisecond)
+				if q.Key == "002" && time.Now().Before(until) {
+					return hook(q)
 				}
-				ls := await.Value(hasp.LockAll(t.Context(), t.Client, several(5)))
-				unlock(t, ls)
-				time.Sleep(3 * hasp.DefaultTimeout) // until the lost tokens are released twice
-				t.nothingLeft()
-			})
+				return q.send()
+			}
+			ls := await.Value(hasp.LockAll(t.Context(), t.Client, several(5)))
+			unlock(t, ls)
+			time.Sleep(3 * hasp.DefaultTimeout) // until the lost tokens are released twice
+			t.nothingLeft()
 		})
 	}
 }

@@ -87,17 +87,15 @@ func TestMinHoldUnderReentry(t *testing.T) {
 		{"longer than the max hold of the outer lease", hasp.WithMaxHold(10 * time.Second), time.Minute, 59 * time.Second},
 		{"longer than an outer lease without renewal", hasp.WithoutRenewal(), time.Minute, 59 * time.Second},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *bench) {
-				outer := t.lock("k", tc.outer)
-				time.Sleep(time.Second)
-				inner := t.lockIn(outer.Context(), "k", hasp.WithMinHold(tc.inner))
-				unlock(t, inner)
-				equal(t, "releases by the Unlock of the inner lease", t.releases(), 0)
-				time.Sleep(time.Second)
-				unlock(t, outer)
-				t.keptFor("k", tc.kept)
-			})
+		runClient(t, tc.name, nil, func(t *bench) {
+			outer := t.lock("k", tc.outer)
+			time.Sleep(time.Second)
+			inner := t.lockIn(outer.Context(), "k", hasp.WithMinHold(tc.inner))
+			unlock(t, inner)
+			equal(t, "releases by the Unlock of the inner lease", t.releases(), 0)
+			time.Sleep(time.Second)
+			unlock(t, outer)
+			t.keptFor("k", tc.kept)
 		})
 	}
 }
@@ -115,25 +113,23 @@ func TestMinHoldInLine(t *testing.T) {
 		{"of the first, and over", []hasp.Option{hasp.WithMinHold(1)}, nil, 0, 2},
 		{"of the next", nil, []hasp.Option{hasp.WithMinHold(10 * time.Second)}, 0, 1},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *bench) {
-				start := time.Now()
-				l := t.lock("k", tc.first...)
-				got := t.lockSoon(t.Context(), "k", tc.next...)
-				time.Sleep(time.Millisecond)
-				unlock(t, l)
-				next := <-got
-				if waited := time.Since(start); waited < tc.waits || waited > tc.waits+100*time.Millisecond {
-					t.Errorf("the next caller waited %v, want %v", waited, tc.waits)
-				}
-				if a := t.attempts(); a < tc.asks || tc.asks == 1 && a > 1 {
-					t.Errorf("%d attempts, want %d", a, tc.asks)
-				}
-				unlock(t, next)
-				if tc.next != nil {
-					t.keptFor("k", 10*time.Second)
-				}
-			})
+		runClient(t, tc.name, nil, func(t *bench) {
+			start := time.Now()
+			l := t.lock("k", tc.first...)
+			got := t.lockSoon(t.Context(), "k", tc.next...)
+			time.Sleep(time.Millisecond)
+			unlock(t, l)
+			next := <-got
+			if waited := time.Since(start); waited < tc.waits || waited > tc.waits+100*time.Millisecond {
+				t.Errorf("the next caller waited %v, want %v", waited, tc.waits)
+			}
+			if a := t.attempts(); a < tc.asks || tc.asks == 1 && a > 1 {
+				t.Errorf("%d attempts, want %d", a, tc.asks)
+			}
+			unlock(t, next)
+			if tc.next != nil {
+				t.keptFor("k", 10*time.Second)
+			}
 		})
 	}
 }

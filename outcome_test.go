@@ -234,38 +234,36 @@ func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
 		"left, and ended": {ends: backend.CancelPrompt, leaves: true, late: 2 * time.Second},
 		"too late":        {late: 25 * time.Second, handle: "late"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			withEnds(t, tc.ends, &hasp.Options{TTL: 20 * time.Second, Timeout: time.Minute}, func(t *bench) {
-				var seen []any
-				t.acquire = func(q *call) error {
-					time.Sleep(tc.late)
-					err := q.send()
-					q.got.Handle, q.got.Until = "late", time.Time{}
-					return err
-				}
-				t.release = func(q *call) error {
-					seen = append(seen, q.Handle)
-					return q.send()
-				}
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				if tc.leaves {
-					time.AfterFunc(time.Second, cancel)
-				}
-				start := time.Now()
-				if err := errOf(t.TryLock(ctx, "k")); tc.leaves {
-					want(t, "TryLock", err, context.Canceled)
-					within(t, "a TryLock that is cancelled after a second", start, time.Second)
-				} else {
-					wantOutage(t, "TryLock", err)
-				}
-				time.Sleep(2 * time.Minute)
-				synctest.Wait()
-				if len(seen) == 0 || seen[0] != tc.handle {
-					t.Errorf("releases with the handles %v, want %v", seen, tc.handle)
-				}
-				t.freed("the late grant was not released", "k")
-			})
+		runEnds(t, name, tc.ends, &hasp.Options{TTL: 20 * time.Second, Timeout: time.Minute}, func(t *bench) {
+			var seen []any
+			t.acquire = func(q *call) error {
+				time.Sleep(tc.late)
+				err := q.send()
+				q.got.Handle, q.got.Until = "late", time.Time{}
+				return err
+			}
+			t.release = func(q *call) error {
+				seen = append(seen, q.Handle)
+				return q.send()
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if tc.leaves {
+				time.AfterFunc(time.Second, cancel)
+			}
+			start := time.Now()
+			if err := errOf(t.TryLock(ctx, "k")); tc.leaves {
+				want(t, "TryLock", err, context.Canceled)
+				within(t, "a TryLock that is cancelled after a second", start, time.Second)
+			} else {
+				wantOutage(t, "TryLock", err)
+			}
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			if len(seen) == 0 || seen[0] != tc.handle {
+				t.Errorf("releases with the handles %v, want %v", seen, tc.handle)
+			}
+			t.freed("the late grant was not released", "k")
 		})
 	}
 }

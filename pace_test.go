@@ -223,15 +223,13 @@ func TestAttemptsAtOneHold(t *testing.T) {
 		// Each sleep is shortened by up to a half.
 		{name: "Backoff", backoff: func(int) time.Duration { return time.Second }, least: 70, most: 125},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, &hasp.Options{Backoff: tc.backoff}, func(t *bench) {
-				heldByAnother(t, t.faulty, time.Hour)
-				t.acquire = tc.acquire
-				want(t, "Lock", t.lockErr("k", append(tc.opts, hasp.WithMaxWait(time.Minute))...), hasp.ErrHeld)
-				if a := t.attempts(); a < tc.least || a > tc.most {
-					t.Errorf("%d attempts in a minute, want %d to %d", a, tc.least, tc.most)
-				}
-			})
+		runClient(t, tc.name, &hasp.Options{Backoff: tc.backoff}, func(t *bench) {
+			heldByAnother(t, t.faulty, time.Hour)
+			t.acquire = tc.acquire
+			want(t, "Lock", t.lockErr("k", append(tc.opts, hasp.WithMaxWait(time.Minute))...), hasp.ErrHeld)
+			if a := t.attempts(); a < tc.least || a > tc.most {
+				t.Errorf("%d attempts in a minute, want %d to %d", a, tc.least, tc.most)
+			}
 		})
 	}
 }

@@ -52,79 +52,77 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 		{where: "Backoff", taken: true, first: true, opts: []hasp.Option{slots}},
 	} {
 		for _, ordered := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%+v ordered=%t", tc, ordered), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var armed atomic.Bool
-					how := func() { panic("the caller's") }
-					spring := func(where string) {
-						if where == tc.where && armed.Swap(false) {
-							how()
-						}
+			runBubble(t, fmt.Sprintf("%+v ordered=%t", tc, ordered), func(t *testing.T) {
+				var armed atomic.Bool
+				how := func() { panic("the caller's") }
+				spring := func(where string) {
+					if where == tc.where && armed.Swap(false) {
+						how()
 					}
+				}
 
-					store, f := new(memlock.Store), newFaulty()
-					f.Driver = store.Driver().(Driver)
-					var d backend.Driver = f
-					if ordered {
-						d = store.Driver()
+				store, f := new(memlock.Store), newFaulty()
+				f.Driver = store.Driver().(Driver)
+				var d backend.Driver = f
+				if ordered {
+					d = store.Driver()
+				}
+				c := await.Value(hasp.New(d, &hasp.Options{
+					Observe: func(_ context.Context, e hasp.Event) { spring(string(e.Kind)) },
+					Backoff: func(int) time.Duration { spring("Backoff"); return time.Second },
+				}))
+				defer c.Close()
+				other := await.Value(hasp.New(store.Driver(), nil))
+				defer other.Close()
+
+				for range 2 {
+					var before *hasp.Lease
+					if tc.taken {
+						before = lockNow(t, other, "k", tc.opts...)
 					}
-					c := await.Value(hasp.New(d, &hasp.Options{
-						Observe: func(_ context.Context, e hasp.Event) { spring(string(e.Kind)) },
-						Backoff: func(int) time.Duration { spring("Backoff"); return time.Second },
-					}))
-					defer c.Close()
-					other := await.Value(hasp.New(store.Driver(), nil))
-					defer other.Close()
-
-					for range 2 {
-						var before *hasp.Lease
-						if tc.taken {
-							before = lockNow(t, other, "k", tc.opts...)
-						}
-						ahead := make(chan *hasp.Lease, 1)
-						if tc.first {
-							go func() { ahead <- lockNow(t, c, "k", tc.opts...) }()
-							synctest.Wait()
-						}
-
-						ended := make(chan struct{})
-						go func() {
-							defer close(ended)
-							defer func() { recover() }()
-							if tc.where != "Err" {
-								armed.Store(true)
-							} else {
-								time.AfterFunc(time.Second, func() { armed.Store(true) }) // not the first Err, because Lock calls it before it has acquired anything
-							}
-							opts := tc.opts
-							if tc.kept {
-								opts = []hasp.Option{hasp.WithMinHold(time.Hour)}
-							}
-							if l, err := c.Lock(trap{t.Context(), spring}, "k", opts...); err == nil {
-								unlock(t, l) // with this driver, the code that panics was not called
-							}
-						}()
-						time.Sleep(5 * time.Second)
-						if before != nil {
-							unlock(t, before)
-						}
-						if tc.first {
-							unlock(t, <-ahead)
-						}
-						<-ended
-						armed.Store(false)
-
-						// The key is free. No line has a head that has gone, or a caller that takes
-						// no ticket.
-						start := time.Now()
-						unlock(t, lockNow(t, c, "k", tc.opts...))
-						unlock(t, lockNow(t, other, "k", tc.opts...))
-						within(t, "the next Lock", start, 2*time.Second)
+					ahead := make(chan *hasp.Lease, 1)
+					if tc.first {
+						go func() { ahead <- lockNow(t, c, "k", tc.opts...) }()
 						synctest.Wait()
-						nothingLeft(t, c)
-						how = runtime.Goexit // in the second round
 					}
-				})
+
+					ended := make(chan struct{})
+					go func() {
+						defer close(ended)
+						defer func() { recover() }()
+						if tc.where != "Err" {
+							armed.Store(true)
+						} else {
+							time.AfterFunc(time.Second, func() { armed.Store(true) }) // not the first Err, because Lock calls it before it has acquired anything
+						}
+						opts := tc.opts
+						if tc.kept {
+							opts = []hasp.Option{hasp.WithMinHold(time.Hour)}
+						}
+						if l, err := c.Lock(trap{t.Context(), spring}, "k", opts...); err == nil {
+							unlock(t, l) // with this driver, the code that panics was not called
+						}
+					}()
+					time.Sleep(5 * time.Second)
+					if before != nil {
+						unlock(t, before)
+					}
+					if tc.first {
+						unlock(t, <-ahead)
+					}
+					<-ended
+					armed.Store(false)
+
+					// The key is free. No line has a head that has gone, or a caller that takes
+					// no ticket.
+					start := time.Now()
+					unlock(t, lockNow(t, c, "k", tc.opts...))
+					unlock(t, lockNow(t, other, "k", tc.opts...))
+					within(t, "the next Lock", start, 2*time.Second)
+					synctest.Wait()
+					nothingLeft(t, c)
+					how = runtime.Goexit // in the second round
+				}
 			})
 		}
 	}
@@ -226,39 +224,37 @@ func TestDriverThatPanics(t *testing.T) {
 			}
 		}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFaulty()
-				f.ends = backend.CancelPrompt
-				d := &panicking{faulty: f}
-				c := await.Value(hasp.New(d, nil))
-				if tc.before != nil {
-					tc.before(c)
-				}
-				d.armed = tc.method
-				func() {
-					defer func() {
-						if recover() == nil {
-							t.Fatal("no panic")
-						}
-					}()
-					tc.call(c)
+		runBubble(t, tc.name, func(t *testing.T) {
+			f := newFaulty()
+			f.ends = backend.CancelPrompt
+			d := &panicking{faulty: f}
+			c := await.Value(hasp.New(d, nil))
+			if tc.before != nil {
+				tc.before(c)
+			}
+			d.armed = tc.method
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Fatal("no panic")
+					}
 				}()
+				tc.call(c)
+			}()
 
-				time.Sleep(3 * hasp.DefaultTTL)
-				if tc.held {
-					want(t, "the lease", l.Err(), nil)
-					unlock(t, l)
-				}
-				b := &bench{t, f, c}
-				b.freed("not free", "k", "k#0")
-				unlock(t, b.lock("k"))
-				synctest.Wait()
-				b.nothingLeft()
-				began := time.Now()
-				await.Must(t, c.Close())
-				within(t, "Close", began, 0)
-			})
+			time.Sleep(3 * hasp.DefaultTTL)
+			if tc.held {
+				want(t, "the lease", l.Err(), nil)
+				unlock(t, l)
+			}
+			b := &bench{t, f, c}
+			b.freed("not free", "k", "k#0")
+			unlock(t, b.lock("k"))
+			synctest.Wait()
+			b.nothingLeft()
+			began := time.Now()
+			await.Must(t, c.Close())
+			within(t, "Close", began, 0)
 		})
 	}
 }

@@ -41,32 +41,30 @@ func TestInnerContext(t *testing.T) {
 		{"ends with its own Unlock", func(n nested) { n.inner.Unlock(context.Background()) }, hasp.ErrReleased, hasp.ErrReleased},
 	} {
 		for _, look := range []string{"by a child", "by a look"} {
-			t.Run(tc.name+" "+look, func(t *testing.T) {
-				withClient(t, nil, func(t *bench) {
-					ctx, cancel := context.WithCancelCause(t.Context())
-					defer cancel(nil)
-					outer := t.lockIn(ctx, "k")
-					other := t.lockIn(outer.Context(), "other")
-					between, cancelBetween := context.WithCancelCause(other.Context())
-					defer cancelBetween(nil)
-					inner := t.lockIn(between, "k")
-					child, stop := context.WithCancel(inner.Context())
-					defer stop()
+			runClient(t, tc.name+" "+look, nil, func(t *bench) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				outer := t.lockIn(ctx, "k")
+				other := t.lockIn(outer.Context(), "other")
+				between, cancelBetween := context.WithCancelCause(other.Context())
+				defer cancelBetween(nil)
+				inner := t.lockIn(between, "k")
+				child, stop := context.WithCancel(inner.Context())
+				defer stop()
 
-					tc.end(nested{t.faulty, outer, inner, other, cancel, cancelBetween})
-					got := child
-					if look == "by a look" {
-						got = inner.Context()
-					} else {
-						synctest.Wait()
-					}
-					if got.Err() == nil || !errors.Is(context.Cause(got), tc.want) {
-						t.Errorf("got %v, cause %v, want cause %v", got.Err(), context.Cause(got), tc.want)
-					}
-					want(t, "Err, which is about the hold", inner.Err(), tc.err)
-					inner.Unlock(t.Context())
-					outer.Unlock(t.Context())
-				})
+				tc.end(nested{t.faulty, outer, inner, other, cancel, cancelBetween})
+				got := child
+				if look == "by a look" {
+					got = inner.Context()
+				} else {
+					synctest.Wait()
+				}
+				if got.Err() == nil || !errors.Is(context.Cause(got), tc.want) {
+					t.Errorf("got %v, cause %v, want cause %v", got.Err(), context.Cause(got), tc.want)
+				}
+				want(t, "Err, which is about the hold", inner.Err(), tc.err)
+				inner.Unlock(t.Context())
+				outer.Unlock(t.Context())
 			})
 		}
 	}
@@ -362,16 +360,14 @@ func TestLongerTermEndsWithItsLease(t *testing.T) {
 		"Unlock":   func(l *hasp.Lease) { l.Unlock(context.Background()) },
 		"max hold": func(*hasp.Lease) {},
 	} {
-		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *bench) {
-				l := t.lock("k", hasp.WithTTL(time.Second))
-				end(t.lockIn(l.Context(), "k", hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Minute)))
-				time.Sleep(3 * time.Hour)
-				if s := await.Value(t.faulty.Inspect(t.Context(), "k")); s.TTL > time.Second {
-					t.Errorf("the key of a lease with a term of a second stays locked for %v", s.TTL)
-				}
-				unlock(t, l)
-			})
+		runClient(t, name, nil, func(t *bench) {
+			l := t.lock("k", hasp.WithTTL(time.Second))
+			end(t.lockIn(l.Context(), "k", hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Minute)))
+			time.Sleep(3 * time.Hour)
+			if s := await.Value(t.faulty.Inspect(t.Context(), "k")); s.TTL > time.Second {
+				t.Errorf("the key of a lease with a term of a second stays locked for %v", s.TTL)
+			}
+			unlock(t, l)
 		})
 	}
 }

@@ -239,32 +239,30 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 		"many": func(i int) time.Duration { return 10*time.Second + time.Duration(i)*time.Microsecond },
 		"far":  func(i int) time.Duration { return 500 * time.Millisecond << (i % 8) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := &bulk{Driver: memlock.NewDriver().(Driver)}
-				c := await.Value(hasp.New(d, nil))
-				defer c.Close()
-				before := runtime.NumGoroutine()
-				leases := make([]*hasp.Lease, n)
-				for i := range leases {
-					leases[i] = lockNow(t, c, fmt.Sprint(i), hasp.WithTTL(term(i)))
+		runBubble(t, name, func(t *testing.T) {
+			d := &bulk{Driver: memlock.NewDriver().(Driver)}
+			c := await.Value(hasp.New(d, nil))
+			defer c.Close()
+			before := runtime.NumGoroutine()
+			leases := make([]*hasp.Lease, n)
+			for i := range leases {
+				leases[i] = lockNow(t, c, fmt.Sprint(i), hasp.WithTTL(term(i)))
+			}
+			time.Sleep(30 * time.Second)
+			if extra := runtime.NumGoroutine() - before; extra > 40 {
+				t.Errorf("%d goroutines for %d leases", extra, n)
+			}
+			lost := 0
+			for _, l := range leases {
+				if l.Err() != nil {
+					lost++
 				}
-				time.Sleep(30 * time.Second)
-				if extra := runtime.NumGoroutine() - before; extra > 40 {
-					t.Errorf("%d goroutines for %d leases", extra, n)
-				}
-				lost := 0
-				for _, l := range leases {
-					if l.Err() != nil {
-						lost++
-					}
-					l.Unlock(t.Context())
-				}
-				calls, claims := d.calls.Load(), d.claims.Load()
-				if lost > 0 || calls*4 > claims {
-					t.Errorf("%d of %d leases lost; %d calls for %d renewals", lost, n, calls, claims)
-				}
-			})
+				l.Unlock(t.Context())
+			}
+			calls, claims := d.calls.Load(), d.claims.Load()
+			if lost > 0 || calls*4 > claims {
+				t.Errorf("%d of %d leases lost; %d calls for %d renewals", lost, n, calls, claims)
+			}
 		})
 	}
 }

@@ -115,47 +115,44 @@ func TestErrorsOfAWait(t *testing.T) {
 			is: []error{errors.ErrUnsupported}},
 	} {
 		for _, ends := range everyEnd {
-			t.Run(fmt.Sprint(tc.name, " ", ends), func(t *testing.T) {
-				withEnds(t, ends, nil, func(t *bench) {
-					heldByAnother(t, t.faulty, time.Hour)
-					if tc.store != nil {
-						t.set(tc.store)
+			runEnds(t, fmt.Sprint(tc.name, " ", ends), ends, nil, func(t *bench) {
+				heldByAnother(t, t.faulty, time.Hour)
+				if tc.store != nil {
+					t.set(tc.store)
+				}
+				ctx, cancel := context.WithCancelCause(t.Context())
+				switch {
+				case tc.cancel > 0:
+					time.AfterFunc(tc.cancel, func() { cancel(cause) })
+				case tc.cancel < 0:
+					cancel(cause)
+				case tc.deadline > 0:
+					var stop context.CancelFunc
+					ctx, stop = context.WithTimeout(ctx, tc.deadline)
+					defer stop()
+				}
+				defer cancel(nil)
+				start := time.Now()
+				_, err := t.Lock(ctx, "k", tc.opts...)
+				if took := time.Since(start); took > tc.within || took < tc.atLeast {
+					t.Errorf("returned after %v, want %v to %v", took, tc.atLeast, tc.within)
+				}
+				var e *hasp.Error
+				if !errors.As(err, &e) || e.Op != "lock" || e.Key != "k" {
+					t.Errorf("got %#v, want a *hasp.Error", err)
+				}
+				for _, target := range tc.is {
+					want(t, "Lock", err, target)
+				}
+				for _, target := range tc.isNot {
+					if errors.Is(err, target) {
+						t.Errorf("%v matches %q", err, target)
 					}
-					ctx, cancel := context.WithCancelCause(t.Context())
-					switch {
-					case tc.cancel > 0:
-						time.AfterFunc(tc.cancel, func() { cancel(cause) })
-					case tc.cancel < 0:
-						cancel(cause)
-					case tc.deadline > 0:
-						var stop context.CancelFunc
-						ctx, stop = context.WithTimeout(ctx, tc.deadline)
-						defer stop()
-					}
-					defer cancel(nil)
-					start := time.Now()
-					_, err := t.Lock(ctx, "k", tc.opts...)
-					if took := time.Since(start); took > tc.within || took < tc.atLeast {
-						t.Errorf("returned after %v, want %v to %v", took, tc.atLeast, tc.within)
-					}
-					var e *hasp.Error
-					if !errors.As(err, &e) || e.Op != "lock" || e.Key != "k" {
-						t.Errorf("got %#v, want a *hasp.Error", err)
-					}
-					for _, target := range tc.is {
-						want(t, "Lock", err, target)
-					}
-					for _, target := range tc.isNot {
-						if errors.Is(err, target) {
-							t.Errorf("%v matches %q", err, target)
-						}
-					}
-					var he *backend.HeldError
-					if errors.Is(err, hasp.ErrHeld) && (!errors.As(err, &he) || he.Owner != "stranger" || he.RetryAfter <= 0) {
-						t.Errorf("got %+v, want owner and term", he)
-					}
-					time.Sleep(2 * time.Hour) // until calls that hang have ended
-				})
+				}
+				var he *backend.HeldError
+				if errors.Is(err, hasp.ErrHeld) && (!errors.As(err, &he) || he.Owner != "stranger" || he.RetryAfter <= 0) {
+					t.Errorf("got %+v, want owner and term", he)
+				}
 			})
 		}
 	}
