@@ -40,12 +40,12 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 		unlock bool          // the holder unlocks before Break has reached the store
 	}{
 		{name: "a hold", after: -time.Second},
-		{name: "a hold without renewal", after: -time.Second, opts: []hasp.Option{hasp.WithoutRenewal()}},
-		{name: "a shared hold", after: -time.Second, opts: []hasp.Option{hasp.WithShared()}},
+		{name: "a hold without renewal", after: -time.Second, opts: options{hasp.WithoutRenewal()}},
+		{name: "a shared hold", after: -time.Second, opts: options{hasp.WithShared()}},
 		{name: "a hold, and the reply to Break is lost", after: -time.Second, err: errNet},
 		{name: "an attempt in flight", after: -5 * time.Millisecond, reply: 40 * time.Millisecond},
 		{name: "an attempt during the Break", after: 5 * time.Millisecond},
-		{name: "a key that lingers", after: 5 * time.Millisecond, unlock: true, opts: []hasp.Option{hasp.WithLinger()}},
+		{name: "a key that lingers", after: 5 * time.Millisecond, unlock: true, opts: options{hasp.WithLinger()}},
 	} {
 		runBubble(t, tc.name, func(t *testing.T) {
 			store := new(memlock.Store)
@@ -64,7 +64,7 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 			time.AfterFunc(time.Until(begins)+tc.after, func() {
 				l := lockNow(t, c, "k", tc.opts...)
 				if tc.unlock {
-					l.Unlock(t.Context())
+					unlock(t, l)
 				}
 				old <- l
 			})
@@ -81,7 +81,7 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 			if len(next) > 0 {
 				t.Error("a later caller of the Client has the key beside the rival")
 			}
-			theirs.Unlock(t.Context())
+			unlock(t, theirs)
 			unlock(t, <-next)
 
 			// The key is free for the Client itself, although the old holder does not unlock.

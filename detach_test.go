@@ -84,16 +84,16 @@ func TestResumeKeepsTheSettings(t *testing.T) {
 		check func(t *bench, l *hasp.Lease)
 		after time.Duration // how long the key stays taken after Unlock
 	}{
-		"min hold":             {[]hasp.Option{hasp.WithMinHold(time.Hour)}, nil, "k", nil, 59 * time.Minute},
-		"max hold":             {[]hasp.Option{hasp.WithMaxHold(2 * time.Minute)}, []hasp.Option{hasp.WithMaxHold(time.Hour)}, "k", ends(2*time.Minute - 20*time.Second), 0},
-		"a max hold of Resume": {[]hasp.Option{hasp.WithMaxHold(time.Hour)}, []hasp.Option{hasp.WithMaxHold(2 * time.Second)}, "k", ends(2 * time.Second), 0},
-		"no renewal":           {nil, []hasp.Option{hasp.WithoutRenewal()}, "k", ends(hasp.DefaultTTL), 0},
-		"another term":         {nil, []hasp.Option{hasp.WithTTL(time.Hour), hasp.WithoutRenewal()}, "k", ends(time.Hour), 0},
-		"slot": {[]hasp.Option{hasp.WithSlots(1)}, nil, "k#0", func(t *bench, l *hasp.Lease) {
+		"min hold":             {options{hasp.WithMinHold(time.Hour)}, nil, "k", nil, 59 * time.Minute},
+		"max hold":             {options{hasp.WithMaxHold(2 * time.Minute)}, options{hasp.WithMaxHold(time.Hour)}, "k", ends(2*time.Minute - 20*time.Second), 0},
+		"a max hold of Resume": {options{hasp.WithMaxHold(time.Hour)}, options{hasp.WithMaxHold(2 * time.Second)}, "k", ends(2 * time.Second), 0},
+		"no renewal":           {nil, options{hasp.WithoutRenewal()}, "k", ends(hasp.DefaultTTL), 0},
+		"another term":         {nil, options{hasp.WithTTL(time.Hour), hasp.WithoutRenewal()}, "k", ends(time.Hour), 0},
+		"slot": {options{hasp.WithSlots(1)}, nil, "k#0", func(t *bench, l *hasp.Lease) {
 			want(t, "another slot", t.tryErr("k", hasp.WithSlots(1)), hasp.ErrHeld)
 			unlock(t, t.lockIn(l.Context(), "k", hasp.WithSlots(1)))
 		}, 0},
-		"shared": {[]hasp.Option{hasp.WithShared()}, nil, "k", func(t *bench, _ *hasp.Lease) {
+		"shared": {options{hasp.WithShared()}, nil, "k", func(t *bench, _ *hasp.Lease) {
 			unlock(t, t.lock("k", hasp.WithShared()))
 			want(t, "exclusive", t.tryErr("k"), hasp.ErrHeld)
 		}, 0},
@@ -218,9 +218,9 @@ func TestResumeRefuses(t *testing.T) {
 		"no token":           {func(x *hasp.Handle) { x.Token = "" }, nil, hasp.ErrInvalid},
 		"no term":            {func(x *hasp.Handle) { x.TTL = 0 }, nil, hasp.ErrInvalid},
 		"slot":               {func(x *hasp.Handle) { x.Slot = 101 }, nil, hasp.ErrInvalid},
-		"an option":          {nil, []hasp.Option{hasp.WithFence()}, hasp.ErrInvalid},
-		"a wait":             {nil, []hasp.Option{hasp.WithMaxWait(time.Second)}, hasp.ErrInvalid},
-		"a term":             {nil, []hasp.Option{hasp.WithTTL(1)}, hasp.ErrInvalid},
+		"an option":          {nil, options{hasp.WithFence()}, hasp.ErrInvalid},
+		"a wait":             {nil, options{hasp.WithMaxWait(time.Second)}, hasp.ErrInvalid},
+		"a term":             {nil, options{hasp.WithTTL(1)}, hasp.ErrInvalid},
 		"another token":      {func(x *hasp.Handle) { x.Token = x.Token[1:] + x.Token[:1] }, nil, hasp.ErrLost},
 		"another key":        {func(x *hasp.Handle) { x.Key = "other" }, nil, hasp.ErrLost},
 		"another slot":       {func(x *hasp.Handle) { x.Slot = 1 }, nil, hasp.ErrLost},

@@ -137,7 +137,7 @@ func TestLockAllMaxWaitBoundsTheWhole(t *testing.T) {
 		if waited := time.Since(start); waited > 5*time.Second+50*time.Millisecond || waited < 4*time.Second {
 			t.Errorf("waited %v", waited)
 		}
-		b.Unlock(t.Context())
+		unlock(t, b)
 	})
 }
 

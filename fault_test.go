@@ -297,6 +297,8 @@ func lockSoon(t testing.TB, l hasp.Locker, ctx context.Context, key string, opts
 	return got
 }
 
+type options = []hasp.Option
+
 // seen collects events: observe is the Options.Observe of a Client.
 type seen struct {
 	mu  sync.Mutex // guards all
@@ -373,10 +375,14 @@ func timeout(t testing.TB, ctx context.Context, d time.Duration) context.Context
 	return ctx
 }
 
-// want fails the test unless err matches target, or is nil if target is nil.
+// want fails the test unless err matches target, or is nil if target is nil. If target is an error
+// other than an outage that a caller tests for, err must not match ErrUnavailable as well.
 func want(t testing.TB, what string, err, target error) {
 	t.Helper()
 	if !errors.Is(err, target) {
 		t.Errorf("%s: got %v, want %v", what, err, target)
+	}
+	if slices.Contains(kinds, target) && errors.Is(err, hasp.ErrUnavailable) {
+		t.Errorf("%s: %v matches ErrUnavailable and %v", what, err, target)
 	}
 }

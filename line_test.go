@@ -60,12 +60,12 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 		{name: "alike", n: 10, acquires: 1},
 		{name: "confirmed too long ago", n: 10, acquires: 3, // the row begins with the first hold, and is over after the second hold
 			between: func(*bench, *hasp.Lease) { time.Sleep(50 * time.Millisecond) }},
-		{name: "another term", n: 5, acquires: 2, first: []hasp.Option{hasp.WithTTL(time.Minute)}},
-		{name: "a fence for the next", n: 5, acquires: 6, others: []hasp.Option{hasp.WithFence()}},
-		{name: "a fence of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithFence()}},
-		{name: "no renewal of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithoutRenewal()}},
-		{name: "no renewal of the next", n: 5, acquires: 6, others: []hasp.Option{hasp.WithoutRenewal()}},
-		{name: "max hold of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithMaxHold(time.Hour)}},
+		{name: "another term", n: 5, acquires: 2, first: options{hasp.WithTTL(time.Minute)}},
+		{name: "a fence for the next", n: 5, acquires: 6, others: options{hasp.WithFence()}},
+		{name: "a fence of the first", n: 5, acquires: 2, first: options{hasp.WithFence()}},
+		{name: "no renewal of the first", n: 5, acquires: 2, first: options{hasp.WithoutRenewal()}},
+		{name: "no renewal of the next", n: 5, acquires: 6, others: options{hasp.WithoutRenewal()}},
+		{name: "max hold of the first", n: 5, acquires: 2, first: options{hasp.WithMaxHold(time.Hour)}},
 		{name: "extended", n: 5, acquires: 2, between: func(t *bench, l *hasp.Lease) {
 			want(t, "Extend", l.Extend(t.Context(), time.Minute), nil)
 		}},
@@ -100,7 +100,7 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 		}
 		want(t, "Lock with no wait", t.lockErr("k", hasp.WithMaxWait(0)), hasp.ErrHeld)
 		equal(t, "attempts, of the holder only", t.attempts(), 1)
-		l.Unlock(t.Context())
+		unlock(t, l)
 	})
 }
 
@@ -137,7 +137,7 @@ func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
 		o := lockNow(t, other, "k")
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		want(t, "the next in line", <-next, hasp.ErrHeld)
-		o.Unlock(t.Context())
+		unlock(t, o)
 	})
 }
 
@@ -149,18 +149,18 @@ func TestEventsAddUp(t *testing.T) {
 	}{
 		{"cancelled, then handed over", func(t *bench, l *hasp.Lease, cancel func()) {
 			cancel()
-			l.Unlock(t.Context())
+			unlock(t, l)
 			synctest.Wait()
 			t.freed("the caller that was cancelled keeps the key", "k")
 		}},
 		{"handed over, then cancelled", func(t *bench, l *hasp.Lease, cancel func()) {
-			l.Unlock(t.Context())
+			unlock(t, l)
 			cancel()
 		}},
 		{"closed, then unlocked", func(t *bench, l *hasp.Lease, cancel func()) {
 			go t.Client.Close()
 			synctest.Wait()
-			l.Unlock(t.Context())
+			unlock(t, l)
 		}},
 		{"lost, then unlocked", func(t *bench, l *hasp.Lease, cancel func()) {
 			t.set(down)

@@ -46,14 +46,14 @@ func TestLinger(t *testing.T) {
 			t.wantFree(true)
 		}, 1, 1},
 		{"another claim", func(t *bench) {
-			for _, o := range []hasp.Option{hasp.WithFence(), hasp.WithShared(), hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal()} {
+			for _, o := range (options{hasp.WithFence(), hasp.WithShared(), hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal()}) {
 				unlock(t, t.lock("k", lingers))
 				unlock(t, await.Value(t.TryLock(t.Context(), "k", lingers, o)))
 			}
 			time.Sleep(d)
 		}, 10, 10},
 		{"not for these", func(t *bench) {
-			for _, o := range []hasp.Option{hasp.WithFence(), hasp.WithShared(), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal(), hasp.WithSlots(1)} {
+			for _, o := range (options{hasp.WithFence(), hasp.WithShared(), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal(), hasp.WithSlots(1)}) {
 				unlock(t, t.lock("k", lingers, o))
 				t.wantFree(true)
 			}
@@ -144,7 +144,7 @@ func TestLinger(t *testing.T) {
 			var all sync.WaitGroup
 			for i := range 6 {
 				all.Go(func() {
-					o := []hasp.Option{lingers, hasp.WithFence()}[i%2]
+					o := options{lingers, hasp.WithFence()}[i%2]
 					for range 50 {
 						if l, err := t.TryLock(t.Context(), "k", o); err == nil {
 							time.Sleep(time.Duration(i) * time.Millisecond)

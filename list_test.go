@@ -31,7 +31,7 @@ func listOf(c *hasp.Client, ctx context.Context, prefix string) (all []backend.E
 func TestListErrors(t *testing.T) {
 	c := await.Value(hasp.New(plainDriver{memlock.NewDriver()}, nil))
 	_, err := listOf(c, t.Context(), "p")
-	wantOnly(t, "a driver that is no Lister", err, errors.ErrUnsupported)
+	want(t, "a driver that is no Lister", err, errors.ErrUnsupported)
 	var e *hasp.Error
 	if !errors.As(err, &e) || e.Op != "list" || e.Key != "p" {
 		t.Errorf("got %v", err)
@@ -46,7 +46,7 @@ func TestListErrors(t *testing.T) {
 	wantOnly(t, "a context that has ended", err, context.Canceled)
 	want(t, "its cause", err, why)
 	c.Close()
-	wantOnly(t, "a Client that is closed", errOf(listOf(c, t.Context(), "")), hasp.ErrClosed)
+	want(t, "a Client that is closed", errOf(listOf(c, t.Context(), "")), hasp.ErrClosed)
 }
 
 // lister yields two entries, and then the error of next, if there is one. It counts its steps.
@@ -156,6 +156,6 @@ func TestCloseDuringAList(t *testing.T) {
 			c.Close()
 		}
 		equal(t, "turns", turns, 2)
-		wantOnly(t, "list", last, hasp.ErrClosed)
+		want(t, "list", last, hasp.ErrClosed)
 	})
 }

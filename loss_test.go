@@ -25,7 +25,7 @@ func TestReasonOfALoss(t *testing.T) {
 		text   string
 	}{
 		"a renewal is refused": {
-			opts:   []hasp.Option{hasp.WithMinHold(12 * time.Hour)}, // does not delay the loss
+			opts:   options{hasp.WithMinHold(12 * time.Hour)}, // does not delay the loss
 			lose:   func(t *bench, _ func(time.Duration), _ *hasp.Lease) { t.set(lostAtOnce) },
 			within: hasp.DefaultTTL / 3,
 			reason: hasp.LostRevoked, text: "it was broken, or the store lost its data"},
@@ -47,7 +47,7 @@ func TestReasonOfALoss(t *testing.T) {
 			within: term,
 			reason: hasp.LostUnanswered, text: "(no answer from the store within 3s: i/o timeout)"},
 		"the store is down after many renewals": {
-			opts: []hasp.Option{hasp.WithTTL(time.Second)},
+			opts: options{hasp.WithTTL(time.Second)},
 			lose: func(t *bench, _ func(time.Duration), _ *hasp.Lease) {
 				time.Sleep(time.Minute)
 				t.set(down)
@@ -59,15 +59,15 @@ func TestReasonOfALoss(t *testing.T) {
 			within: time.Second + time.Millisecond,
 			reason: hasp.LostStopped, text: "the process was stopped for longer than its term"},
 		"no renewal": {
-			opts:   []hasp.Option{hasp.WithoutRenewal()},
+			opts:   options{hasp.WithoutRenewal()},
 			within: term,
 			reason: hasp.LostNotRenewed, text: "its term ended, and it was not renewed"},
 		"max hold": {
-			opts:   []hasp.Option{hasp.WithMaxHold(time.Minute)},
+			opts:   options{hasp.WithMaxHold(time.Minute)},
 			within: time.Minute,
 			reason: hasp.LostMaxHold, text: "its max hold is over"},
 		"max hold without a store": {
-			opts:   []hasp.Option{hasp.WithMaxHold(15 * time.Second)},
+			opts:   options{hasp.WithMaxHold(15 * time.Second)},
 			lose:   func(t *bench, _ func(time.Duration), _ *hasp.Lease) { t.set(down) },
 			within: 15 * time.Second,
 			reason: hasp.LostMaxHold, text: "its max hold is over"},
@@ -108,7 +108,7 @@ func wantLoss(t testing.TB, what string, err error, reason, text string) {
 	if !errors.As(err, &lost) || lost.Reason != reason || !strings.HasSuffix(lost.Error(), text) || !strings.HasPrefix(lost.Error(), "lease lost: ") {
 		t.Errorf("%s: got %v (%+v), want the reason %q and %q", what, err, lost, reason, text)
 	}
-	wantOnly(t, what, err, hasp.ErrLost)
+	want(t, what, err, hasp.ErrLost)
 }
 
 // Each of these leases is lost before its Unlock or during it.

@@ -37,14 +37,14 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 		held time.Duration // time until Unlock
 		kept time.Duration // how long the key is held after Unlock
 	}{
-		{"shorter than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second)}, time.Second, 4 * time.Second},
-		{"longer than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 4 * time.Second},
-		{"with several renewals", []hasp.Option{hasp.WithMinHold(time.Minute)}, 50 * time.Second, 10 * time.Second},
-		{"without renewal", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 29 * time.Second, 31 * time.Second},
-		{"with a max hold", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(time.Minute)}, time.Second, 59 * time.Second},
-		{"with a fence", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithFence()}, time.Second, 59 * time.Second},
-		{"that is over", []hasp.Option{hasp.WithMinHold(time.Minute)}, time.Minute, 0},
-		{"of zero", []hasp.Option{hasp.WithMinHold(0)}, 0, 0},
+		{"shorter than the term", options{hasp.WithMinHold(5 * time.Second)}, time.Second, 4 * time.Second},
+		{"longer than the term", options{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 4 * time.Second},
+		{"with several renewals", options{hasp.WithMinHold(time.Minute)}, 50 * time.Second, 10 * time.Second},
+		{"without renewal", options{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 29 * time.Second, 31 * time.Second},
+		{"with a max hold", options{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(time.Minute)}, time.Second, 59 * time.Second},
+		{"with a fence", options{hasp.WithMinHold(time.Minute), hasp.WithFence()}, time.Second, 59 * time.Second},
+		{"that is over", options{hasp.WithMinHold(time.Minute)}, time.Minute, 0},
+		{"of zero", options{hasp.WithMinHold(0)}, 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var s seen
@@ -109,9 +109,9 @@ func TestMinHoldInLine(t *testing.T) {
 		waits       time.Duration
 		asks        int // attempts of both callers
 	}{
-		{"of the first", []hasp.Option{hasp.WithMinHold(10 * time.Second)}, nil, 10 * time.Second, 2},
-		{"of the first, and over", []hasp.Option{hasp.WithMinHold(1)}, nil, 0, 2},
-		{"of the next", nil, []hasp.Option{hasp.WithMinHold(10 * time.Second)}, 0, 1},
+		{"of the first", options{hasp.WithMinHold(10 * time.Second)}, nil, 10 * time.Second, 2},
+		{"of the first, and over", options{hasp.WithMinHold(1)}, nil, 0, 2},
+		{"of the next", nil, options{hasp.WithMinHold(10 * time.Second)}, 0, 1},
 	} {
 		runClient(t, tc.name, nil, func(t *bench) {
 			start := time.Now()

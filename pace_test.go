@@ -181,7 +181,7 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 			asked := time.Now()
 			l := lockNow(t, later, "k")
 			waited += time.Since(asked)
-			l.Unlock(t.Context())
+			unlock(t, l)
 			time.Sleep(2 * time.Second)
 		}
 		if waited > 16*time.Second {
@@ -219,7 +219,7 @@ func TestAttemptsAtOneHold(t *testing.T) {
 		{name: "the pace", least: 900, most: 1600},
 		{name: "late answers", acquire: late, least: 600, most: 1250},
 		{name: "a writer beside readers", acquire: otherTerm, least: 900, most: 1600},
-		{name: "a reader beside a writer", acquire: otherTerm, opts: []hasp.Option{hasp.WithShared()}, least: 900, most: 1600},
+		{name: "a reader beside a writer", acquire: otherTerm, opts: options{hasp.WithShared()}, least: 900, most: 1600},
 		// Each sleep is shortened by up to a half.
 		{name: "Backoff", backoff: func(int) time.Duration { return time.Second }, least: 70, most: 125},
 	} {
@@ -248,10 +248,10 @@ func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
 	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(2 * time.Second)}, func(t *bench, rival *hasp.Lease) {
 		first := t.lockSoon(t.Context(), "k")
 		time.Sleep(2100 * time.Millisecond)
-		rival.Unlock(t.Context())
+		unlock(t, rival)
 		l := <-first
 		time.Sleep(100 * time.Millisecond)
-		l.Unlock(t.Context())
+		unlock(t, l)
 
 		began := time.Now()
 		unlock(t, t.lock("k"))
@@ -274,7 +274,7 @@ func TestGapAfterALongHold(t *testing.T) {
 			unheard = i >= 2
 			l := t.lock("k")
 			time.Sleep(time.Minute)
-			l.Unlock(t.Context())
+			unlock(t, l)
 
 			began := time.Now()
 			l = t.lock("k")
@@ -282,7 +282,7 @@ func TestGapAfterALongHold(t *testing.T) {
 			if took := time.Since(began); unheard != (took <= 500*time.Microsecond) || took > 20*time.Millisecond {
 				t.Errorf("unheard %v: the key was taken again after %v", unheard, took)
 			}
-			l.Unlock(t.Context())
+			unlock(t, l)
 			time.Sleep(time.Minute)
 		}
 	})

@@ -38,18 +38,18 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 	}{
 		{where: "requested"},
 		{where: "acquired"},
-		{where: "acquired", opts: []hasp.Option{hasp.WithShared()}},
+		{where: "acquired", opts: options{hasp.WithShared()}},
 		{where: "acquired", kept: true},
-		{where: "acquired", opts: []hasp.Option{slots}},
+		{where: "acquired", opts: options{slots}},
 		{where: "acquired", first: true},
 		{where: "Backoff", taken: true},
-		{where: "Backoff", taken: true, opts: []hasp.Option{hasp.WithShared()}},
+		{where: "Backoff", taken: true, opts: options{hasp.WithShared()}},
 		{where: "Err", taken: true},
 		{where: "Done", taken: true},
 		{where: "Done", taken: true, first: true},
-		{where: "Done", taken: true, opts: []hasp.Option{slots}},
-		{where: "Err", taken: true, opts: []hasp.Option{slots}},
-		{where: "Backoff", taken: true, first: true, opts: []hasp.Option{slots}},
+		{where: "Done", taken: true, opts: options{slots}},
+		{where: "Err", taken: true, opts: options{slots}},
+		{where: "Backoff", taken: true, first: true, opts: options{slots}},
 	} {
 		for _, ordered := range []bool{false, true} {
 			runBubble(t, fmt.Sprintf("%+v ordered=%t", tc, ordered), func(t *testing.T) {
@@ -97,7 +97,7 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 						}
 						opts := tc.opts
 						if tc.kept {
-							opts = []hasp.Option{hasp.WithMinHold(time.Hour)}
+							opts = options{hasp.WithMinHold(time.Hour)}
 						}
 						if l, err := c.Lock(trap{t.Context(), spring}, "k", opts...); err == nil {
 							unlock(t, l) // with this driver, the code that panics was not called
@@ -264,14 +264,18 @@ func TestContextThatIsNil(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		var none context.Context
 		l := t.lock("k")
-		want(t, "Lock", errOf(t.Lock(none, "other")), hasp.ErrInvalid)
-		want(t, "TryLock", errOf(t.TryLock(none, "other")), hasp.ErrInvalid)
-		want(t, "Unlock", l.Unlock(none), hasp.ErrInvalid)
-		want(t, "Extend", l.Extend(none, time.Minute), hasp.ErrInvalid)
-		want(t, "Detach", errOf(l.Detach(none, time.Minute)), hasp.ErrInvalid)
-		want(t, "Resume", errOf(t.Resume(none, hasp.Handle{Key: "other", Token: "t", TTL: time.Minute})), hasp.ErrInvalid)
-		want(t, "Inspect", errOf(t.Client.Inspect(none, "k")), hasp.ErrInvalid)
-		want(t, "Break", t.Client.Break(none, "k"), hasp.ErrInvalid)
+		for what, err := range map[string]error{
+			"Lock":    errOf(t.Lock(none, "other")),
+			"TryLock": errOf(t.TryLock(none, "other")),
+			"Unlock":  l.Unlock(none),
+			"Extend":  l.Extend(none, time.Minute),
+			"Detach":  errOf(l.Detach(none, time.Minute)),
+			"Resume":  errOf(t.Resume(none, hasp.Handle{Key: "other", Token: "t", TTL: time.Minute})),
+			"Inspect": errOf(t.Client.Inspect(none, "k")),
+			"Break":   t.Client.Break(none, "k"),
+		} {
+			want(t, what, err, hasp.ErrInvalid)
+		}
 		for _, err := range t.Client.List(none, "") {
 			want(t, "List", err, hasp.ErrInvalid)
 		}

@@ -304,7 +304,7 @@ func TestSharedWithOtherOptions(t *testing.T) {
 // Callers WithShared re-enter a lease of either kind. A shared lease cannot become exclusive.
 func TestReentryOfASharedLease(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		for name, opts := range map[string][]hasp.Option{"exclusive": nil, "shared": {hasp.WithShared()}} {
+		for name, opts := range map[string]options{"exclusive": nil, "shared": {hasp.WithShared()}} {
 			outer := t.lock(name, opts...)
 			inner := t.lockIn(outer.Context(), name, hasp.WithShared())
 			if opts != nil {

@@ -257,7 +257,7 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 				if l.Err() != nil {
 					lost++
 				}
-				l.Unlock(t.Context())
+				unlock(t, l)
 			}
 			calls, claims := d.calls.Load(), d.claims.Load()
 			if lost > 0 || calls*4 > claims {

@@ -24,7 +24,7 @@ func TestSlotsAreShared(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := &crowd{clients: 4, callers: 64, ordered: ordered, trip: 200 * time.Microsecond, hold: 10 * time.Millisecond, lasts: 10 * time.Second,
-				opts: []hasp.Option{hasp.WithSlots(n), hasp.WithFence()}}
+				opts: options{hasp.WithSlots(n), hasp.WithFence()}}
 			holds, _ := w.run(t, new(memlock.Store))
 			if slices.Contains(w.shares, 0) {
 				t.Errorf("ordered %t: a caller got no slot: %v", ordered, w.shares)

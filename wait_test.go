@@ -79,23 +79,23 @@ func TestErrorsOfAWait(t *testing.T) {
 		is       []error
 		isNot    []error
 	}{
-		{name: "held, max wait", opts: []hasp.Option{hasp.WithMaxWait(5 * time.Second)},
+		{name: "held, max wait", opts: options{hasp.WithMaxWait(5 * time.Second)},
 			within: 5 * time.Second, atLeast: 4900 * time.Millisecond, is: []error{hasp.ErrHeld}, isNot: []error{context.DeadlineExceeded}},
 		{name: "held, deadline", deadline: 5 * time.Second,
 			within: 5050 * time.Millisecond, atLeast: 5 * time.Second, is: []error{hasp.ErrHeld, context.DeadlineExceeded}},
 		{name: "held, cancelled with a cause", cancel: time.Second,
 			within: 1050 * time.Millisecond, atLeast: time.Second, is: []error{hasp.ErrHeld, context.Canceled, cause}},
-		{name: "held, one attempt", opts: []hasp.Option{hasp.WithMaxWait(0)},
+		{name: "held, one attempt", opts: options{hasp.WithMaxWait(0)},
 			within: time.Millisecond, is: []error{hasp.ErrHeld}},
 		{name: "refused", store: down,
 			within: 3500 * time.Millisecond, atLeast: hasp.DefaultTimeout, is: []error{errNet}, isNot: []error{hasp.ErrHeld}},
-		{name: "refused, max wait", store: down, opts: []hasp.Option{hasp.WithMaxWait(time.Second)},
+		{name: "refused, max wait", store: down, opts: options{hasp.WithMaxWait(time.Second)},
 			within: time.Second, is: []error{errNet}, isNot: []error{hasp.ErrHeld}},
 		{name: "refused, deadline", store: down, deadline: time.Second,
 			within: 1050 * time.Millisecond, is: []error{errNet, context.DeadlineExceeded}, isNot: []error{hasp.ErrHeld}},
 		{name: "hung", store: hung,
 			within: 3500 * time.Millisecond, atLeast: hasp.DefaultTimeout, isNot: []error{hasp.ErrHeld, context.DeadlineExceeded}},
-		{name: "hung, max wait", store: hung, opts: []hasp.Option{hasp.WithMaxWait(time.Second)},
+		{name: "hung, max wait", store: hung, opts: options{hasp.WithMaxWait(time.Second)},
 			within: 1050 * time.Millisecond, atLeast: time.Second, isNot: []error{hasp.ErrHeld, context.DeadlineExceeded}},
 		{name: "held, then hung, max wait", store: func(f *faulty) {
 			began := time.Now()
@@ -105,7 +105,7 @@ func TestErrorsOfAWait(t *testing.T) {
 				}
 				return q.send()
 			}
-		}, opts: []hasp.Option{hasp.WithMaxWait(time.Second)},
+		}, opts: options{hasp.WithMaxWait(time.Second)},
 			within: 1060 * time.Millisecond, atLeast: time.Second},
 		{name: "hung, cancelled", store: hung, cancel: time.Second,
 			within: 1050 * time.Millisecond, atLeast: time.Second, is: []error{context.Canceled}, isNot: []error{hasp.ErrHeld}},
@@ -160,7 +160,7 @@ func TestErrorsOfAWait(t *testing.T) {
 
 // If the key is freed a moment before the wait ends, the caller still gets it.
 func TestLastAttemptARoundTripBeforeTheEnd(t *testing.T) {
-	for deadline, opts := range map[time.Duration][]hasp.Option{time.Minute: nil, time.Hour: {hasp.WithMaxWait(time.Minute)}} {
+	for deadline, opts := range map[time.Duration]options{time.Minute: nil, time.Hour: {hasp.WithMaxWait(time.Minute)}} {
 		o := &hasp.Options{Backoff: func(int) time.Duration { return 40 * time.Second }}
 		withClient(t, o, func(t *bench) {
 			heldByAnother(t, t.faulty, time.Hour)
@@ -182,7 +182,7 @@ func TestLockRidesOutAnOutageShorterThanTimeout(t *testing.T) {
 		if len(tokens) < 2 || len(slices.Compact(tokens)) != len(t.acquired) {
 			t.Errorf("%q: want a token for each attempt", t.acquired)
 		}
-		l.Unlock(t.Context())
+		unlock(t, l)
 	})
 }
 
@@ -202,7 +202,7 @@ func TestSoughtKeysAreQueuedForAtOnce(t *testing.T) {
 			l := lockNow(t, a, "k")
 			attempts = 0
 			done := b.lockLater(t.Context())
-			l.Unlock(t.Context())
+			unlock(t, l)
 			if err := <-done; err != nil || attempts != want {
 				t.Errorf("round %d: %d attempts, want %d; %v", round, attempts, want, err)
 			}
@@ -269,7 +269,7 @@ func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
 			l := t.lock("k", hasp.WithoutRenewal()) // so that the hold is not handed over
 			done := t.lockLater(t.Context(), hasp.WithMaxWait(time.Second))
 			time.Sleep(time.Second - time.Duration(late)*100*time.Microsecond)
-			l.Unlock(t.Context())
+			unlock(t, l)
 			if err := <-done; err != nil && !errors.Is(err, hasp.ErrHeld) {
 				t.Errorf("unlocked %d x 100 µs before the end of the wait: %v", late, err)
 			}
@@ -282,11 +282,11 @@ func TestWaitThatEndsBeforeTheFirstAnswer(t *testing.T) {
 		first := t.lockLater(t.Context(), hasp.WithMaxWait(900*time.Millisecond))
 		wantOutage(t, "Lock", t.lockErr("k", hasp.WithMaxWait(100*time.Millisecond)))
 		want(t, "Lock", <-first, hasp.ErrHeld) // because of the attempt before the Wait
-		rival.Unlock(t.Context())
+		unlock(t, rival)
 
 		own := t.lock("own")
 		want(t, "Lock of what this Client holds", t.lockErr("own", hasp.WithMaxWait(10*time.Millisecond)), hasp.ErrHeld)
-		own.Unlock(t.Context())
+		unlock(t, own)
 	})
 }
 
@@ -319,7 +319,7 @@ func TestShortWaitsOnAContendedKeyAreAnswered(t *testing.T) {
 		for d := time.Millisecond; d <= 100*time.Millisecond; d += time.Millisecond {
 			want(t, d.String(), t.lockErr("k", hasp.WithMaxWait(d)), hasp.ErrHeld)
 		}
-		rival.Unlock(t.Context())
+		unlock(t, rival)
 		<-first
 	})
 }
@@ -409,7 +409,7 @@ func TestOutageThatIsOverIsForgotten(t *testing.T) {
 			time.Sleep(30 * time.Second)
 			want(t, "TryLock after an outage", t.tryErr("k"), hasp.ErrHeld)
 			time.Sleep(time.Minute)
-			rival.Unlock(t.Context())
+			unlock(t, rival)
 			want(t, "two faults a minute apart", <-waits, nil)
 		})
 	}
