@@ -8,7 +8,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -49,14 +48,12 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 	} {
 		runBubble(t, tc.name, func(t *testing.T) {
 			store := new(memlock.Store)
-			d := &slowBreak{faulty: &faulty{Driver: store.Driver().(Driver)}, way: 10 * time.Millisecond, err: tc.err}
+			d := &slowBreak{faulty: faultyOver(store), way: 10 * time.Millisecond, err: tc.err}
 			d.acquire = func(q *call) error {
 				defer time.Sleep(tc.reply)
 				return q.send()
 			}
-			c, rival := await.Value(hasp.New(d, nil)), await.Value(hasp.New(store.Driver(), nil))
-			defer c.Close()
-			defer rival.Close()
+			c, rival := opened(t, d, nil), opened(t, store.Driver(), nil)
 
 			time.Sleep(time.Minute)
 			begins := time.Now().Add(max(-tc.after, 0))
@@ -107,11 +104,9 @@ func TestBreakForAWaiterOfTheSameClient(t *testing.T) {
 			store := new(memlock.Store)
 			var d backend.Driver = store.Driver() // hands the key to the waiter before Break returns
 			if !ordered {
-				d = &slowBreak{faulty: &faulty{Driver: store.Driver().(Driver)}, way: time.Second}
+				d = &slowBreak{faulty: faultyOver(store), way: time.Second}
 			}
-			c, rival := await.Value(hasp.New(d, nil)), await.Value(hasp.New(store.Driver(), nil))
-			defer c.Close()
-			defer rival.Close()
+			c, rival := opened(t, d, nil), opened(t, store.Driver(), nil)
 			stuck := lockNow(t, rival, "k")
 			next := lockSoon(t, c, timeout(t, t.Context(), time.Hour), "k")
 			time.Sleep(time.Second)

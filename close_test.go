@@ -70,8 +70,8 @@ func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
 		t.set(down)
 		want(t, "Unlock", unlocked.Unlock(t.Context()), errNet)
 
-		const want = `end with their terms: "key 10", "key 11", "key 12", "key 13", "key 14", "key 15", "key 16", "key 17", "key 18", "key 19", and 2 more`
-		if err := t.Client.Close(); err == nil || !strings.HasSuffix(err.Error(), want) {
+		const left = `end with their terms: "key 10", "key 11", "key 12", "key 13", "key 14", "key 15", "key 16", "key 17", "key 18", "key 19", and 2 more`
+		if err := t.Client.Close(); err == nil || !strings.HasSuffix(err.Error(), left) {
 			t.Errorf("got %v", err)
 		}
 		want(t, "Unlock after Close, of unknown outcome", unlocked.Unlock(t.Context()), hasp.ErrClosed)

@@ -181,8 +181,7 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 		want(t, "closed", hasp.Lead(t.Context(), t.Client, "k", fn), hasp.ErrClosed)
 	})
 	synctest.Test(t, func(t *testing.T) {
-		c := await.Value(hasp.New(&bulk{Driver: memlock.NewDriver().(Driver)}, nil))
-		defer c.Close()
+		c := opened(t, &bulk{Driver: memlock.NewDriver().(Driver)}, nil)
 		err := hasp.Lead(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }, hasp.WithFence())
 		want(t, "no fences", err, errors.ErrUnsupported)
 	})
@@ -340,8 +339,7 @@ func TestLeadThroughATryLock(t *testing.T) {
 }
 
 func TestNilArguments(t *testing.T) {
-	c := await.Value(memlock.New(nil))
-	defer c.Close()
+	c := opened(t, memlock.NewDriver(), nil)
 	for name, do := range underLock {
 		fn := func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil }
 		want(t, name+" without a context", do(nil, c, fn), hasp.ErrInvalid)

@@ -22,10 +22,8 @@ func withTwo(t *testing.T, o *hasp.Options, run func(t *bench, rival *hasp.Clien
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
-		f := &faulty{Driver: store.Driver().(Driver)}
-		c, rival := await.Value(hasp.New(f, o)), await.Value(hasp.New(store.Driver(), nil))
-		defer c.Close()
-		defer rival.Close()
+		f := faultyOver(store)
+		c, rival := opened(t, f, o), opened(t, store.Driver(), nil)
 		run(&bench{t, f, c}, rival)
 	})
 }

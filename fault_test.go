@@ -38,7 +38,9 @@ type faulty struct {
 	cleans                  bool // must be set before New
 }
 
-func newFaulty() *faulty { return &faulty{Driver: memlock.NewDriver().(Driver)} }
+func newFaulty() *faulty { return faultyOver(new(memlock.Store)) }
+
+func faultyOver(store *memlock.Store) *faulty { return &faulty{Driver: store.Driver().(Driver)} }
 
 func (f *faulty) Traits() backend.Traits {
 	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: f.ends, Cleans: f.cleans}
@@ -211,6 +213,13 @@ type bench struct {
 	*hasp.Client
 }
 
+// opened returns a Client over d, which is closed at the end of the test.
+func opened(t testing.TB, d backend.Driver, o *hasp.Options) *hasp.Client {
+	c := await.Value(hasp.New(d, o))
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // withClient runs a test on a bench. The Client is closed at the end.
 func withClient(t *testing.T, o *hasp.Options, run func(t *bench)) {
 	t.Helper()
@@ -223,10 +232,8 @@ func withEnds(t *testing.T, ends backend.Cancellation, o *hasp.Options, run func
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
 		f.ends = ends
-		c := await.Value(hasp.New(f, o))
-		defer time.Sleep(2 * time.Hour) // until calls that hang have ended
-		defer c.Close()
-		run(&bench{t, f, c})
+		t.Cleanup(func() { time.Sleep(2 * time.Hour) }) // until calls that hang have ended
+		run(&bench{t, f, opened(t, f, o)})
 	})
 }
 

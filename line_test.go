@@ -10,7 +10,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 )
 
 // lineUp starts n callers, one after another, and returns when all wait. Each locks key, notes its
@@ -132,8 +131,7 @@ func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		suspend(time.Hour)
 		t.Driver.Break(t.Context(), "k") // its term ended an hour ago, and another host has it now
-		other := await.Value(hasp.New(&faulty{Driver: t.Driver}, nil))
-		defer other.Close()
+		other := opened(t, &faulty{Driver: t.Driver}, nil)
 		o := lockNow(t, other, "k")
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		want(t, "the next in line", <-next, hasp.ErrHeld)

@@ -81,8 +81,7 @@ func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 		runBubble(t, fmt.Sprint(ends), func(t *testing.T) {
 			steps := 0
 			down := errors.New("connection refused")
-			c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(context.Context) error { return down }}, nil))
-			defer c.Close()
+			c := opened(t, lister{memlock.NewDriver().(Driver), ends, &steps, func(context.Context) error { return down }}, nil)
 			list := c.List(t.Context(), "")
 			time.Sleep(time.Second)
 			equal(t, "steps before the loop", steps, 0)

@@ -197,15 +197,14 @@ func rivals(t testing.TB, n int, run func(i int, c *hasp.Client) error) []error 
 	store, errs := new(memlock.Store), make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		f := &faulty{Driver: store.Driver().(Driver)}
+		f := faultyOver(store)
 		f.acquire = func(q *call) error {
 			time.Sleep(rand.N(time.Millisecond))
 			defer time.Sleep(rand.N(time.Millisecond))
 			return q.send()
 		}
 		f.release = f.acquire
-		c := await.Value(hasp.New(f, nil))
-		defer c.Close()
+		c := opened(t, f, nil)
 		wg.Go(func() { errs[i] = run(i, c) })
 	}
 	wg.Wait()

@@ -11,7 +11,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 )
 
 func onlyOnce(f *faulty, hook hook) {
@@ -41,8 +40,7 @@ func TestReplyLostOnTryLock(t *testing.T) {
 
 		// If the driver cleans up after its calls, the Client does not.
 		t.cleans = true
-		cleans := await.Value(hasp.New(t.faulty, nil))
-		defer cleans.Close()
+		cleans := opened(t, t.faulty, nil)
 		before := t.releases()
 		onlyOnce(t.faulty, lostReply)
 		wantOutage(t, "TryLock", errOf(cleans.TryLock(t.Context(), "k")), errNet)

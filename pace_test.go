@@ -48,7 +48,7 @@ func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 
 	var wg sync.WaitGroup
 	for i := range w.clients {
-		f := &faulty{Driver: store.Driver().(Driver)}
+		f := faultyOver(store)
 		f.acquire = func(q *call) error {
 			time.Sleep(w.trip)
 			count(func() { w.attempts++ })
@@ -58,8 +58,7 @@ func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 		if w.ordered {
 			d = f.Driver
 		}
-		c := await.Value(hasp.New(d, nil))
-		defer c.Close()
+		c := opened(t, d, nil)
 		for j := i; j < w.callers; j += w.clients {
 			wg.Go(func() {
 				for ctx.Err() == nil {
@@ -148,8 +147,7 @@ func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 	for _, trip := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {
 			store := new(memlock.Store)
-			first := await.Value(hasp.New(store.Driver(), nil))
-			defer first.Close()
+			first := opened(t, store.Driver(), nil)
 			long := lockNow(t, first, "k")
 			time.AfterFunc(5*time.Second, func() { long.Unlock(context.Background()) })
 			w := &crowd{clients: 5, callers: 5, trip: trip, hold: time.Millisecond, settles: 13 * time.Second, lasts: time.Second}
@@ -170,8 +168,7 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 			t.Errorf("%v holds of 10 ms in 10 s, by a Client that is alone", holds)
 		}
 
-		later := await.Value(hasp.New(&faulty{Driver: store.Driver().(Driver)}, nil))
-		defer later.Close()
+		later := opened(t, faultyOver(store), nil)
 		found := &crowd{clients: 1, callers: 16, hold: 10 * time.Millisecond, lasts: time.Minute}
 		var wg sync.WaitGroup
 		wg.Go(func() { found.run(t, store) })
@@ -308,8 +305,7 @@ func TestContendedKeysAreNotForgotten(t *testing.T) {
 		if cl := again("k"); cl.Waited == 0 || cl.Contended {
 			t.Errorf("after a gap: %+v", cl)
 		}
-		rival := await.Value(hasp.New(t.Driver, nil))
-		defer rival.Close()
+		rival := opened(t, t.Driver, nil)
 		l := lockNow(t, rival, "k")
 		want(t, "TryLock", t.tryErr("k"), hasp.ErrHeld)
 		unlock(t, l)
@@ -344,7 +340,7 @@ func withTwoThatPoll(t *testing.T, f func(t *testing.T, a, b *hasp.Client)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
 		open := func() *hasp.Client {
-			return await.Value(hasp.New(&faulty{Driver: store.Driver().(Driver)}, nil))
+			return await.Value(hasp.New(faultyOver(store), nil))
 		}
 		a, b := open(), open()
 		defer a.Close()

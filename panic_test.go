@@ -67,13 +67,11 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 				if ordered {
 					d = store.Driver()
 				}
-				c := await.Value(hasp.New(d, &hasp.Options{
+				c := opened(t, d, &hasp.Options{
 					Observe: func(_ context.Context, e hasp.Event) { spring(string(e.Kind)) },
 					Backoff: func(int) time.Duration { spring("Backoff"); return time.Second },
-				}))
-				defer c.Close()
-				other := await.Value(hasp.New(store.Driver(), nil))
-				defer other.Close()
+				})
+				other := opened(t, store.Driver(), nil)
 
 				for range 2 {
 					var before *hasp.Lease

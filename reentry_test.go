@@ -117,8 +117,7 @@ func TestReentryOptions(t *testing.T) {
 		want(t, "a fence where the outer has none", errOf(t.Lock(outer.Context(), "k", hasp.WithFence())), hasp.ErrInvalid)
 
 		// A Lock of another Client does not re-enter: it asks its own store.
-		another := await.Value(memlock.New(nil))
-		defer another.Close()
+		another := opened(t, memlock.NewDriver(), nil)
 		apart := lockIn(t, another, outer.Context(), "k")
 		want(t, "TryLock of what another Client holds", errOf(another.TryLock(t.Context(), "k")), hasp.ErrHeld)
 		unlock(t, apart)
@@ -199,8 +198,7 @@ func TestLongerTermDuringARenewal(t *testing.T) {
 // Inside many leases, the context of a lease still has the deadline of the outermost Lock's
 // context.
 func TestDeadlineInsideManyLeases(t *testing.T) {
-	c := await.Value(memlock.New(nil))
-	defer c.Close()
+	c := opened(t, memlock.NewDriver(), nil)
 	ctx := timeout(t, t.Context(), time.Hour)
 	around := await.Value(hasp.LockAll(ctx, c, []string{"a", "b", "c"}))
 	l := lockIn(t, c, around.Context(), "k")

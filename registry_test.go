@@ -192,8 +192,7 @@ func TestNewRefusesWhatItCannotUse(t *testing.T) {
 }
 
 func TestBadArguments(t *testing.T) {
-	c := await.Value(hasp.New(plainDriver{memlock.NewDriver()}, nil))
-	defer c.Close()
+	c := opened(t, plainDriver{memlock.NewDriver()}, nil)
 	for target, calls := range map[error]map[string]options{
 		hasp.ErrInvalid: {
 			"short ttl":                 {hasp.WithTTL(99 * time.Millisecond)},

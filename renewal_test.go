@@ -241,8 +241,7 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 	} {
 		runBubble(t, name, func(t *testing.T) {
 			d := &bulk{Driver: memlock.NewDriver().(Driver)}
-			c := await.Value(hasp.New(d, nil))
-			defer c.Close()
+			c := opened(t, d, nil)
 			before := runtime.NumGoroutine()
 			leases := make([]*hasp.Lease, n)
 			for i := range leases {
@@ -287,8 +286,7 @@ func TestFailedRenewalsAreSpaced(t *testing.T) {
 func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s seen
-		c := await.Value(hasp.New(short{memlock.NewDriver().(Driver)}, &hasp.Options{TTL: 5 * time.Second, Observe: s.observe}))
-		defer c.Close()
+		c := opened(t, short{memlock.NewDriver().(Driver)}, &hasp.Options{TTL: 5 * time.Second, Observe: s.observe})
 		l := lockNow(t, c, "k")
 		want(t, "Extend", l.Extend(t.Context(), 6*time.Second), hasp.ErrInvalid)
 		want(t, "re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithTTL(6*time.Second))), hasp.ErrInvalid)
@@ -328,8 +326,7 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 func TestRenewalOfAShortHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
-		c := await.Value(hasp.New(handsOver{f}, &hasp.Options{TTL: 5 * time.Minute}))
-		defer c.Close()
+		c := opened(t, handsOver{f}, &hasp.Options{TTL: 5 * time.Minute})
 		f.acquire = failing(hasp.ErrHeld) // so that the caller waits
 		f.renew = func(q *call) error {
 			f.set(up)

@@ -43,15 +43,14 @@ func withSlots(t *testing.T, o *hasp.Options, run func(t *bench, taken []*hasp.L
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
-		holder := await.Value(hasp.New(&faulty{Driver: store.Driver().(Driver)}, nil))
-		defer holder.Close()
+		holder := opened(t, faultyOver(store), nil)
 		var taken []*hasp.Lease
 		for range 2 {
 			taken = append(taken, lockNow(t, holder, "k", append(opts, hasp.WithSlots(2))...))
 		}
 		equal(t, "the sum of the slots", taken[0].Slot()+taken[1].Slot(), 1)
 
-		f := &faulty{Driver: store.Driver().(Driver)}
+		f := faultyOver(store)
 		c := await.Value(hasp.New(f, o))
 		b := &bench{t, f, c}
 		defer time.Sleep(2 * time.Hour) // until calls that hang have ended
@@ -307,8 +306,7 @@ func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
 			}
 			return q.send()
 		}
-		c := await.Value(hasp.New(d, &hasp.Options{TTL: time.Second}))
-		defer c.Close()
+		c := opened(t, d, &hasp.Options{TTL: time.Second})
 		unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
 		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(1), hasp.WithTTL(2*time.Second))), hasp.ErrInvalid)
 	})
@@ -318,8 +316,7 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		d := &hooked{Driver: memlock.NewDriver().(Driver), traits: memlock.NewDriver().Traits()}
-		c := await.Value(hasp.New(d, nil))
-		defer c.Close()
+		c := opened(t, d, nil)
 		l := lockNow(t, c, "k", hasp.WithSlots(1))
 		synctest.Wait() // the queue is unlocked in the background
 		d.acquire = func(q *call) error {

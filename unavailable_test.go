@@ -75,8 +75,7 @@ func TestEveryFailureOfTheStoreIsUnavailable(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFaulty()
 				f.ends = ends
-				c := await.Value(hasp.New(inspected{f, err}, nil))
-				defer c.Close()
+				c := opened(t, inspected{f, err}, nil)
 				l := lockNow(t, c, "held")
 				f.set(func(f *faulty) { failWith(f, err) })
 
@@ -260,10 +259,8 @@ func TestACallThatReturnsItsCause(t *testing.T) {
 				d = waitsAndCauses{causing{f, hangs}}
 			}
 			c := await.Value(hasp.New(d, &hasp.Options{Timeout: 4 * time.Second}))
-			elsewhere := await.Value(memlock.New(nil)) // has the outer lock
-			defer elsewhere.Close()
-			other := await.Value(hasp.New(&faulty{Driver: f.Driver}, nil)) // takes the inner key without trouble
-			defer other.Close()
+			elsewhere := opened(t, memlock.NewDriver(), nil)   // has the outer lock
+			other := opened(t, &faulty{Driver: f.Driver}, nil) // takes the inner key without trouble
 
 			outer := lockNow(t, elsewhere, "outer")
 			ctx := outer.Context()

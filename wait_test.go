@@ -58,9 +58,7 @@ func withRival(t *testing.T, d hooked, run func(t *bench, rival *hasp.Lease)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
 		d.Driver = store.Driver().(Driver)
-		c, other := await.Value(hasp.New(&d, nil)), await.Value(hasp.New(store.Driver(), nil))
-		defer other.Close()
-		defer c.Close()
+		c, other := opened(t, &d, nil), opened(t, store.Driver(), nil)
 		run(&bench{T: t, Client: c}, lockNow(t, other, "k"))
 	})
 }

@@ -53,8 +53,7 @@ func withWaker(t *testing.T, o *hasp.Options, run func(t *testing.T, w *waking, 
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &waking{faulty: newFaulty(), listening: map[chan struct{}]bool{}}
-		c := await.Value(hasp.New(w, o))
-		defer c.Close()
+		c := opened(t, w, o)
 		run(t, w, c)
 	})
 }
