@@ -73,11 +73,15 @@ func TestReplyLostOnRelease(t *testing.T) {
 		err := l.Unlock(t.Context())
 		want(t, "Unlock", err, errNet)
 		want(t, "Err", l.Err(), hasp.ErrReleased)
+		want(t, "Unlock that fails again", l.Unlock(t.Context()), errNet)
 		t.set(up)
 		time.Sleep(time.Second) // the repeat in the background gets ErrLost, which counts as success
 		want(t, "Unlock called again", l.Unlock(t.Context()), nil)
 		want(t, "and again", l.Unlock(t.Context()), hasp.ErrReleased)
-		equal(t, "releases: the lost one, its repeat, and the second Unlock's", t.releases(), 3)
+		equal(t, "releases: three by Unlock, and a repeat", t.releases(), 4)
+		start := time.Now()
+		want(t, "Close", t.Client.Close(), nil)
+		within(t, "Close, when no call is in flight,", start, 0)
 	})
 }
 

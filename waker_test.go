@@ -163,6 +163,7 @@ func TestCallersThatListenAndLeave(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				synctest.Wait()
+				nothingLeft(t, c)
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				if len(w.listening) > 0 {
