@@ -43,7 +43,14 @@ func newFaulty() *faulty { return faultyOver(new(memlock.Store)) }
 func faultyOver(store *memlock.Store) *faulty { return &faulty{Driver: store.Driver().(Driver)} }
 
 func (f *faulty) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: f.ends, Cleans: f.cleans}
+	return backend.Traits{
+		Fenced:       true,
+		MinHold:      true,
+		Shared:       true,
+		Reach:        backend.Network,
+		Cancellation: f.ends,
+		Cleans:       f.cleans,
+	}
 }
 
 // call is a call to a store, on its way there. A hook decides what becomes of it.
@@ -51,8 +58,11 @@ type call struct {
 	ctx context.Context
 	backend.Claim
 	got      backend.Grant // the store's answer, which the hook may change
-	carryOut func() (backend.Grant, error)
+	carryOut execution
 }
+
+// execution has a store carry out a call.
+type execution func() (backend.Grant, error)
 
 type hook func(q *call) error
 
@@ -63,7 +73,7 @@ func (q *call) send() (err error) {
 }
 
 // run makes a call with the hook h, or without one if h is nil.
-func (h hook) run(ctx context.Context, c backend.Claim, carryOut func() (backend.Grant, error)) (backend.Grant, error) {
+func (h hook) run(ctx context.Context, c backend.Claim, carryOut execution) (backend.Grant, error) {
 	q := &call{ctx: ctx, Claim: c, carryOut: carryOut}
 	if h == nil {
 		h = (*call).send
@@ -100,10 +110,13 @@ func (f *faulty) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	h := f.acquire
 	f.acquired = append(f.acquired, c.Token)
 	f.mu.Unlock()
-	return f.leaving(h).run(ctx, c, func() (backend.Grant, error) { return f.Driver.Acquire(ctx, c) })
+	return f.leaving(h).run(ctx, c, func() (backend.Grant, error) {
+		return f.Driver.Acquire(ctx, c)
+	})
 }
 
-func (f *faulty) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+func (f *faulty) Renew(ctx context.Context, cs []backend.Claim,
+	done func(int, backend.Grant, error)) {
 	var wg sync.WaitGroup
 	for i, c := range cs {
 		wg.Go(func() { g, err := f.renewOne(ctx, c); done(i, g, err) })
@@ -117,7 +130,8 @@ func (f *faulty) renewOne(ctx context.Context, c backend.Claim) (backend.Grant, 
 	f.renewed = append(f.renewed, time.Now())
 	f.mu.Unlock()
 	return h.run(ctx, c, func() (g backend.Grant, err error) {
-		f.Driver.Renew(context.WithoutCancel(ctx), []backend.Claim{c}, func(_ int, got backend.Grant, e error) { g, err = got, e })
+		done := func(_ int, got backend.Grant, e error) { g, err = got, e }
+		f.Driver.Renew(context.WithoutCancel(ctx), []backend.Claim{c}, done)
 		return g, err
 	})
 }
@@ -127,7 +141,10 @@ func (f *faulty) Release(ctx context.Context, c backend.Claim) error {
 	h := f.release
 	f.released = append(f.released, c.Token)
 	f.mu.Unlock()
-	return errOf(f.leaving(h).run(ctx, c, func() (g backend.Grant, err error) { return g, f.Driver.Release(ctx, c) }))
+	_, err := f.leaving(h).run(ctx, c, func() (g backend.Grant, err error) {
+		return g, f.Driver.Release(ctx, c)
+	})
+	return err
 }
 
 // set changes the hooks under mu, because calls may be in flight.
@@ -205,8 +222,8 @@ func (f *faulty) onRelease(h hook) { f.set(func(f *faulty) { f.release = h }) }
 
 func up(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil }
 
-// bench is a test in a bubble of virtual time, with a Client over a faulty driver. Another Client of
-// the same store is the rival, if there is one.
+// bench is a test in a bubble of virtual time, with a Client over a faulty driver. If a test needs
+// another driver, faulty is nil.
 type bench struct {
 	*testing.T
 	*faulty
@@ -248,7 +265,8 @@ func runClient(t *testing.T, name string, o *hasp.Options, run func(t *bench)) {
 	t.Run(name, func(t *testing.T) { withClient(t, o, run) })
 }
 
-func runEnds(t *testing.T, name string, ends backend.Cancellation, o *hasp.Options, run func(t *bench)) {
+func runEnds(t *testing.T, name string, ends backend.Cancellation, o *hasp.Options,
+	run func(t *bench)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { withEnds(t, ends, o, run) })
 }
@@ -288,7 +306,8 @@ func lockNow(t testing.TB, l hasp.Locker, key string, opts ...hasp.Option) *hasp
 	return lockIn(t, l, t.Context(), key, opts...)
 }
 
-func lockIn(t testing.TB, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
+func lockIn(t testing.TB, l hasp.Locker, ctx context.Context, key string,
+	opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	lease, err := l.Lock(ctx, key, opts...)
 	await.Must(t, err)
@@ -296,7 +315,8 @@ func lockIn(t testing.TB, l hasp.Locker, ctx context.Context, key string, opts .
 }
 
 // lockSoon begins a lockIn, and returns when that waits or has the key. It must run in a bubble.
-func lockSoon(t testing.TB, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) <-chan *hasp.Lease {
+func lockSoon(t testing.TB, l hasp.Locker, ctx context.Context, key string,
+	opts ...hasp.Option) <-chan *hasp.Lease {
 	t.Helper()
 	got := make(chan *hasp.Lease, 1)
 	go func() { got <- lockIn(t, l, ctx, key, opts...) }()

@@ -42,7 +42,10 @@ func (d *hooked) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 }
 
 func (d *hooked) Release(ctx context.Context, c backend.Claim) error {
-	return errOf(d.release.run(ctx, c, func() (g backend.Grant, err error) { return g, d.Driver.Release(ctx, c) }))
+	_, err := d.release.run(ctx, c, func() (g backend.Grant, err error) {
+		return g, d.Driver.Release(ctx, c)
+	})
+	return err
 }
 
 // These are the traits of two Waiters over a network. Only the first one is Ordered.
