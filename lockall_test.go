@@ -204,7 +204,8 @@ func rivals(t testing.TB, n int, run func(i int, c *hasp.Client) error) []error 
 			return q.send()
 		}
 		f.release = f.acquire
-		c := opened(t, f, nil)
+		c := await.Value(hasp.New(f, nil))
+		defer c.Close()
 		wg.Go(func() { errs[i] = run(i, c) })
 	}
 	wg.Wait()

@@ -58,7 +58,8 @@ func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 		if w.ordered {
 			d = f.Driver
 		}
-		c := opened(t, d, nil)
+		c := await.Value(hasp.New(d, nil))
+		defer c.Close() // so that no call is in flight when the test reads the figures
 		for j := i; j < w.callers; j += w.clients {
 			wg.Go(func() {
 				for ctx.Err() == nil {
