@@ -8,7 +8,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/memlock"
 )
 
@@ -40,64 +39,60 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 		unlock bool          // the holder unlocks before Break has reached the store
 	}{
 		{name: "a hold", after: -time.Second},
-		{name: "a hold without renewal", after: -time.Second, opts: []hasp.Option{hasp.WithoutRenewal()}},
-		{name: "a shared hold", after: -time.Second, opts: []hasp.Option{hasp.WithShared()}},
+		{name: "a hold without renewal", after: -time.Second, opts: options{hasp.WithoutRenewal()}},
+		{name: "a shared hold", after: -time.Second, opts: options{hasp.WithShared()}},
 		{name: "a hold, and the reply to Break is lost", after: -time.Second, err: errNet},
 		{name: "an attempt in flight", after: -5 * time.Millisecond, reply: 40 * time.Millisecond},
 		{name: "an attempt during the Break", after: 5 * time.Millisecond},
-		{name: "a key that lingers", after: 5 * time.Millisecond, unlock: true, opts: []hasp.Option{hasp.WithLinger()}},
+		{name: "a key that lingers", after: 5 * time.Millisecond, unlock: true, opts: options{hasp.WithLinger()}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				store := new(memlock.Store)
-				d := &slowBreak{faulty: &faulty{Driver: store.Driver().(Driver)}, way: 10 * time.Millisecond, err: tc.err}
-				d.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-					defer time.Sleep(tc.reply)
-					return send()
-				}
-				c, rival := await.Value(hasp.New(d, nil)), await.Value(hasp.New(store.Driver(), nil))
-				defer c.Close()
-				defer rival.Close()
+		runBubble(t, tc.name, func(t *testing.T) {
+			store := new(memlock.Store)
+			d := &slowBreak{faulty: faultyOver(store), way: 10 * time.Millisecond, err: tc.err}
+			d.acquire = func(q *call) error {
+				defer time.Sleep(tc.reply)
+				return q.send()
+			}
+			c, rival := opened(t, d, nil), opened(t, store.Driver(), nil)
 
-				time.Sleep(time.Minute)
-				begins := time.Now().Add(max(-tc.after, 0))
-				old := make(chan *hasp.Lease, 1)
-				time.AfterFunc(time.Until(begins)+tc.after, func() {
-					l := lockNow(t, c, "k", tc.opts...)
-					if tc.unlock {
-						l.Unlock(t.Context())
-					}
-					old <- l
-				})
-				time.Sleep(time.Until(begins))
-				want(t, "Break", c.Break(t.Context(), "k"), tc.err)
-
-				theirs := lockNow(t, rival, "k")
-				l := <-old
-				next := lockSoon(t, c, timeout(t, t.Context(), time.Hour), "k")
-				if !tc.unlock {
-					l.Unlock(t.Context())
-				}
-				synctest.Wait()
-				if len(next) > 0 {
-					t.Error("a later caller of the Client has the key beside the rival")
-				}
-				theirs.Unlock(t.Context())
-				unlock(t, <-next)
-
-				// The key is free for the Client itself, although the old holder does not unlock.
-				if tc.reply == 0 && !tc.unlock && tc.opts == nil {
-					d.err = tc.err
-					hangs := lockNow(t, c, "k")
-					want(t, "Break", c.Break(t.Context(), "k"), tc.err)
-					synctest.Wait()
-					want(t, "the old lease", hangs.Err(), hasp.ErrLost)
-					l, err := c.TryLock(t.Context(), "k")
-					want(t, "TryLock after Break", err, nil)
+			time.Sleep(time.Minute)
+			begins := time.Now().Add(max(-tc.after, 0))
+			old := make(chan *hasp.Lease, 1)
+			time.AfterFunc(time.Until(begins)+tc.after, func() {
+				l := lockNow(t, c, "k", tc.opts...)
+				if tc.unlock {
 					unlock(t, l)
-					want(t, "Unlock", hangs.Unlock(t.Context()), hasp.ErrLost)
 				}
+				old <- l
 			})
+			time.Sleep(time.Until(begins))
+			want(t, "Break", c.Break(t.Context(), "k"), tc.err)
+
+			theirs := lockNow(t, rival, "k")
+			l := <-old
+			next := lockSoon(t, c, timeout(t, t.Context(), time.Hour), "k")
+			if !tc.unlock {
+				l.Unlock(t.Context())
+			}
+			synctest.Wait()
+			if len(next) > 0 {
+				t.Error("a later caller of the Client has the key beside the rival")
+			}
+			unlock(t, theirs)
+			unlock(t, <-next)
+
+			// The key is free for the Client itself, although the old holder does not unlock.
+			if tc.reply == 0 && !tc.unlock && tc.opts == nil {
+				d.err = tc.err
+				hangs := lockNow(t, c, "k")
+				want(t, "Break", c.Break(t.Context(), "k"), tc.err)
+				synctest.Wait()
+				want(t, "the old lease", hangs.Err(), hasp.ErrLost)
+				l, err := c.TryLock(t.Context(), "k")
+				want(t, "TryLock after Break", err, nil)
+				unlock(t, l)
+				want(t, "Unlock", hangs.Unlock(t.Context()), hasp.ErrLost)
+			}
 		})
 	}
 }
@@ -109,11 +104,9 @@ func TestBreakForAWaiterOfTheSameClient(t *testing.T) {
 			store := new(memlock.Store)
 			var d backend.Driver = store.Driver() // hands the key to the waiter before Break returns
 			if !ordered {
-				d = &slowBreak{faulty: &faulty{Driver: store.Driver().(Driver)}, way: time.Second}
+				d = &slowBreak{faulty: faultyOver(store), way: time.Second}
 			}
-			c, rival := await.Value(hasp.New(d, nil)), await.Value(hasp.New(store.Driver(), nil))
-			defer c.Close()
-			defer rival.Close()
+			c, rival := opened(t, d, nil), opened(t, store.Driver(), nil)
 			stuck := lockNow(t, rival, "k")
 			next := lockSoon(t, c, timeout(t, t.Context(), time.Hour), "k")
 			time.Sleep(time.Second)

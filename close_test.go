@@ -60,21 +60,21 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 }
 
 func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		for i := range 12 {
-			lockIn(t, c, lockNow(t, c, fmt.Sprint("key ", 10+i)).Context(), fmt.Sprint("key ", 10+i))
+			t.lockIn(t.lock(fmt.Sprint("key ", 10+i)).Context(), fmt.Sprint("key ", 10+i))
 		}
-		unlock(t, lockNow(t, c, "unlocked"))
-		<-lockNow(t, c, "lost", hasp.WithMaxHold(1)).Context().Done()
-		unlocked := lockNow(t, c, "of unknown outcome")
-		f.set(down)
+		unlock(t, t.lock("unlocked"))
+		<-t.lock("lost", hasp.WithMaxHold(1)).Context().Done()
+		unlocked := t.lock("of unknown outcome")
+		t.set(down)
 		want(t, "Unlock", unlocked.Unlock(t.Context()), errNet)
 
-		const want = `end with their terms: "key 10", "key 11", "key 12", "key 13", "key 14", "key 15", "key 16", "key 17", "key 18", "key 19", and 2 more`
-		if err := c.Close(); err == nil || !strings.HasSuffix(err.Error(), want) {
+		const left = `end with their terms: "key 10", "key 11", "key 12", "key 13", "key 14", "key 15", "key 16", "key 17", "key 18", "key 19", and 2 more`
+		if err := t.Client.Close(); err == nil || !strings.HasSuffix(err.Error(), left) {
 			t.Errorf("got %v", err)
 		}
-		wantOnly(t, "Unlock after Close, of unknown outcome", unlocked.Unlock(t.Context()), hasp.ErrClosed)
+		want(t, "Unlock after Close, of unknown outcome", unlocked.Unlock(t.Context()), hasp.ErrClosed)
 	})
 }
 
@@ -165,100 +165,99 @@ func TestIdleClientLeavesNoGoroutine(t *testing.T) {
 // Whatever is in flight when Close begins, Close and every caller return within Timeout plus a
 // second. When the calls to the store have ended, no goroutine is left.
 func TestCloseInEveryState(t *testing.T) {
-	hangRelease := func(f *faulty) { f.release = hungRelease }
+	hangRelease := func(f *faulty) { f.release = hung }
 	hangRenew := func(f *faulty) {
-		f.renew = hungRenew
+		f.renew = untilEnd
 		if f.ends == backend.CancelNone {
-			f.renew = renewal(hungAcquire)
+			f.renew = hung
 		}
 	}
-	for name, prepare := range map[string]func(t *testing.T, f *faulty, c *hasp.Client, spawn func(func())){
-		"unused": func(*testing.T, *faulty, *hasp.Client, func(func())) {},
-		"idle": func(t *testing.T, _ *faulty, c *hasp.Client, _ func(func())) {
-			lockNow(t, c, "k").Unlock(t.Context())
+	for name, prepare := range map[string]func(t *bench, spawn func(func())){
+		"unused": func(*bench, func(func())) {},
+		"idle": func(t *bench, _ func(func())) {
+			t.lock("k").Unlock(t.Context())
 		},
-		"holders, nested and in line": func(t *testing.T, _ *faulty, c *hasp.Client, spawn func(func())) {
-			l := lockNow(t, c, "k")
-			c.Lock(l.Context(), "k")
+		"holders, nested and in line": func(t *bench, spawn func(func())) {
+			l := t.lock("k")
+			t.Lock(l.Context(), "k")
 			for range 3 {
-				spawn(func() { c.Lock(t.Context(), "k") })
+				spawn(func() { t.Lock(t.Context(), "k") })
 			}
 		},
-		"the last holder unlocks": func(t *testing.T, f *faulty, c *hasp.Client, spawn func(func())) {
-			l := lockNow(t, c, "k")
-			f.set(hangRelease)
+		"the last holder unlocks": func(t *bench, spawn func(func())) {
+			l := t.lock("k")
+			t.set(hangRelease)
 			spawn(func() { l.Unlock(t.Context()) })
-			spawn(func() { c.Lock(t.Context(), "k") })
+			spawn(func() { t.Lock(t.Context(), "k") })
 		},
-		"a hung attempt": func(t *testing.T, f *faulty, c *hasp.Client, spawn func(func())) {
-			f.set(func(f *faulty) { f.acquire = hungAcquire })
+		"a hung attempt": func(t *bench, spawn func(func())) {
+			t.onAcquire(hung)
 			began := time.Now() // Close begins at the same moment
 			for what, ctx := range map[string]context.Context{"may be cancelled": t.Context(), "cannot": context.Background()} {
 				for range 3 {
 					spawn(func() {
-						want(t, "Lock", errOf(c.Lock(ctx, what)), hasp.ErrClosed)
+						want(t, "Lock", errOf(t.Lock(ctx, what)), hasp.ErrClosed)
 						// Close cannot end a call that ends by its deadline.
-						if f.ends != backend.CancelByDeadline || ctx.Done() != nil {
-							within(t, fmt.Sprintf("ends %v: a Lock whose context %s", f.ends, what), began, 50*time.Millisecond)
+						if t.ends != backend.CancelByDeadline || ctx.Done() != nil {
+							within(t, fmt.Sprintf("ends %v: a Lock whose context %s", t.ends, what), began, 50*time.Millisecond)
 						}
 					})
 				}
 			}
 		},
-		"a hung renewal": func(t *testing.T, f *faulty, c *hasp.Client, _ func(func())) {
-			lockNow(t, c, "k")
-			f.set(hangRenew)
+		"a hung renewal": func(t *bench, _ func(func())) {
+			t.lock("k")
+			t.set(hangRenew)
 			time.Sleep(hasp.DefaultTTL / 2)
 		},
-		"a hung Extend": func(t *testing.T, f *faulty, c *hasp.Client, spawn func(func())) {
-			l := lockNow(t, c, "k")
-			f.set(hangRenew)
+		"a hung Extend": func(t *bench, spawn func(func())) {
+			l := t.lock("k")
+			t.set(hangRenew)
 			spawn(func() { l.Extend(t.Context(), time.Minute) })
 		},
-		"clean-up of a hung store": func(t *testing.T, f *faulty, c *hasp.Client, _ func(func())) {
-			f.set(func(f *faulty) { f.acquire = lostReply })
-			f.set(hangRelease)
-			c.TryLock(t.Context(), "k")
+		"clean-up of a hung store": func(t *bench, _ func(func())) {
+			t.onAcquire(lostReply)
+			t.set(hangRelease)
+			t.TryLock(t.Context(), "k")
 		},
-		"an outage": func(t *testing.T, f *faulty, c *hasp.Client, spawn func(func())) {
-			lockNow(t, c, "k")
-			f.set(down)
-			spawn(func() { c.Lock(t.Context(), "other") })
+		"an outage": func(t *bench, spawn func(func())) {
+			t.lock("k")
+			t.set(down)
+			spawn(func() { t.Lock(t.Context(), "other") })
 			time.Sleep(hasp.DefaultTTL / 2)
 		},
-		"a lost lease": func(t *testing.T, f *faulty, c *hasp.Client, _ func(func())) {
-			l := lockNow(t, c, "k")
-			f.Break(t.Context(), "k")
+		"a lost lease": func(t *bench, _ func(func())) {
+			l := t.lock("k")
+			t.faulty.Break(t.Context(), "k")
 			<-l.Context().Done()
 		},
-		"shared leases": func(t *testing.T, _ *faulty, c *hasp.Client, spawn func(func())) {
+		"shared leases": func(t *bench, spawn func(func())) {
 			for range 2 {
-				l := lockNow(t, c, "k", hasp.WithShared())
+				l := t.lock("k", hasp.WithShared())
 				spawn(func() {
 					<-l.Context().Done()
 					want(t, "Err", l.Err(), hasp.ErrClosed)
 					unlock(t, l)
 				})
 			}
-			spawn(func() { want(t, "Lock", errOf(c.Lock(t.Context(), "k")), hasp.ErrClosed) })
+			spawn(func() { want(t, "Lock", t.lockErr("k"), hasp.ErrClosed) })
 		},
-		"another Close": func(t *testing.T, _ *faulty, c *hasp.Client, spawn func(func())) {
-			lockNow(t, c, "k")
-			spawn(func() { c.Close() })
+		"another Close": func(t *bench, spawn func(func())) {
+			t.lock("k")
+			spawn(func() { t.Client.Close() })
 		},
 	} {
 		for _, ends := range everyEnd {
-			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+			withEnds(t, ends, nil, func(t *bench) {
 				var callers sync.WaitGroup
-				prepare(t, f, c, func(call func()) { callers.Go(call) })
+				prepare(t, func(call func()) { callers.Go(call) })
 				synctest.Wait()
 				began := time.Now()
-				if err := c.Close(); err != nil && !strings.Contains(err.Error(), "leases were not unlocked") {
+				if err := t.Client.Close(); err != nil && !strings.Contains(err.Error(), "leases were not unlocked") {
 					t.Errorf("%s: %v", name, err)
 				}
 				callers.Wait()
 				within(t, fmt.Sprintf("%s, ends %v: it", name, ends), began, hasp.DefaultTimeout+time.Second)
-				time.Sleep(2 * time.Hour) // until calls that hang have ended; synctest fails if a goroutine is left then
 			})
 		}
 	}

@@ -35,57 +35,55 @@ var underLock = map[string]func(context.Context, hasp.Locker, func(context.Conte
 func TestResultsOfAFunctionUnderLock(t *testing.T) {
 	boom := errors.New("boom")
 	for name, do := range underLock {
-		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				call := func(fn func(context.Context, *hasp.Lease) error) error { return do(t.Context(), c, fn) }
-				want(t, "fn returned nil", call(func(ctx context.Context, l *hasp.Lease) error {
-					if l.Key() != "k" || ctx != l.Context() && name != "DoAll" {
-						t.Error("fn did not get the lease and its context")
-					}
-					return hasp.Do(ctx, c, "k", func(context.Context, *hasp.Lease) error { return nil })
-				}), nil)
-				if err := call(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
-					t.Errorf("got %v, want fn's own error", err)
+		runClient(t, name, nil, func(t *bench) {
+			call := func(fn func(context.Context, *hasp.Lease) error) error { return do(t.Context(), t.Client, fn) }
+			want(t, "fn returned nil", call(func(ctx context.Context, l *hasp.Lease) error {
+				if l.Key() != "k" || ctx != l.Context() && name != "DoAll" {
+					t.Error("fn did not get the lease and its context")
 				}
-				want(t, "fn unlocked the lease itself", call(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }), nil)
+				return hasp.Do(ctx, t.Client, "k", func(context.Context, *hasp.Lease) error { return nil })
+			}), nil)
+			if err := call(func(context.Context, *hasp.Lease) error { return boom }); err != boom {
+				t.Errorf("got %v, want fn's own error", err)
+			}
+			want(t, "fn unlocked the lease itself", call(func(ctx context.Context, l *hasp.Lease) error { return l.Unlock(ctx) }), nil)
 
-				for what, end := range map[string]func(){"a panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
-					for _, lost := range []bool{false, true} {
-						done := make(chan any)
-						go func() {
-							defer func() { done <- recover() }()
-							call(func(ctx context.Context, _ *hasp.Lease) error {
-								if lost {
-									f.Break(ctx, "k")
-									<-ctx.Done()
-								}
-								end()
-								return nil
-							})
-							t.Errorf("%s was swallowed", what)
-						}()
-						if r := <-done; r != nil && r != "oops" {
-							t.Errorf("recovered %v", r)
-						}
-						if !free(t, f, "k") {
-							t.Fatalf("%s left the key locked", what)
-						}
+			for what, end := range map[string]func(){"a panic": func() { panic("oops") }, "Goexit": runtime.Goexit} {
+				for _, lost := range []bool{false, true} {
+					done := make(chan any)
+					go func() {
+						defer func() { done <- recover() }()
+						call(func(ctx context.Context, _ *hasp.Lease) error {
+							if lost {
+								t.faulty.Break(ctx, "k")
+								<-ctx.Done()
+							}
+							end()
+							return nil
+						})
+						t.Errorf("%s was swallowed", what)
+					}()
+					if r := <-done; r != nil && r != "oops" {
+						t.Errorf("recovered %v", r)
+					}
+					if !t.free("k") {
+						t.Fatalf("%s left the key locked", what)
 					}
 				}
+			}
 
-				err := call(func(context.Context, *hasp.Lease) error { f.set(down); return boom })
-				want(t, "Unlock failed", err, boom)
-				want(t, "Unlock failed", err, errNet)
-				f.set(up)
-			})
+			err := call(func(context.Context, *hasp.Lease) error { t.set(down); return boom })
+			want(t, "Unlock failed", err, boom)
+			want(t, "Unlock failed", err, errNet)
+			t.set(up)
 		})
 	}
 }
 
 func TestLockAll(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		keys := []string{"c", "a", "b", "a"}
-		ls := await.Value(hasp.LockAll(t.Context(), c, keys))
+		ls := await.Value(hasp.LockAll(t.Context(), t.Client, keys))
 		var got []string
 		for _, l := range ls.All() {
 			got = append(got, l.Key())
@@ -93,53 +91,53 @@ func TestLockAll(t *testing.T) {
 		if !slices.Equal(got, []string{"a", "b", "c"}) || keys[0] != "c" {
 			t.Errorf("locked %v of %v", got, keys)
 		}
-		unlock(t, await.Value(hasp.LockAll(ls.Context(), c, []string{"b", "a"})))
+		unlock(t, await.Value(hasp.LockAll(ls.Context(), t.Client, []string{"b", "a"})))
 
-		want(t, "one is held", errOf(hasp.LockAll(t.Context(), c, []string{"0", "b"}, hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
-		freed(t, f, "all or none: the first is still held", "0")
+		want(t, "one is held", errOf(hasp.LockAll(t.Context(), t.Client, []string{"0", "b"}, hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		t.freed("all or none: the first is still held", "0")
 
-		f.Break(t.Context(), "a")
+		t.faulty.Break(t.Context(), "a")
 		<-ls.Context().Done()
 		want(t, "cause", context.Cause(ls.Context()), hasp.ErrLost)
 		want(t, "Err", ls.Err(), hasp.ErrLost)
 		want(t, "Unlock", ls.Unlock(t.Context()), hasp.ErrLost)
-		freed(t, f, "it is still held", "a", "b", "c")
-		want(t, "no keys", errOf(hasp.LockAll(t.Context(), c, nil)), hasp.ErrInvalid)
-		want(t, "an empty key", errOf(hasp.LockAll(t.Context(), c, []string{"a", ""})), hasp.ErrInvalid)
+		t.freed("it is still held", "a", "b", "c")
+		want(t, "no keys", errOf(hasp.LockAll(t.Context(), t.Client, nil)), hasp.ErrInvalid)
+		want(t, "an empty key", errOf(hasp.LockAll(t.Context(), t.Client, []string{"a", ""})), hasp.ErrInvalid)
 	})
 }
 
 func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
-	withEnds(t, backend.CancelPrompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withEnds(t, backend.CancelPrompt, nil, func(t *bench) {
 		keys := make([]string, 200)
 		for i := range keys {
 			keys[i] = fmt.Sprint(i)
 		}
-		ls := await.Value(hasp.LockAll(t.Context(), c, keys))
+		ls := await.Value(hasp.LockAll(t.Context(), t.Client, keys))
 		hung := make(chan struct{})
-		f.set(func(f *faulty) { f.release = func(backend.Claim, func() error) error { <-hung; return errNet } })
+		t.onRelease(func(q *call) error { <-hung; return errNet })
 		start := time.Now()
 		if ls.Unlock(t.Context()) == nil {
 			t.Error("no error")
 		}
 		within(t, "Unlock", start, 2*hasp.DefaultTimeout+50*time.Millisecond)
 		close(hung)
-		f.set(up)
+		t.set(up)
 		time.Sleep(2 * hasp.DefaultTimeout)
-		freed(t, f, "it is still held", keys...)
+		t.freed("it is still held", keys...)
 	})
 }
 
 func TestLockAllMaxWaitBoundsTheWhole(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		a, b := lockNow(t, c, "a"), lockNow(t, c, "b")
+	withClient(t, nil, func(t *bench) {
+		a, b := t.lock("a"), t.lock("b")
 		time.AfterFunc(3*time.Second, func() { a.Unlock(context.Background()) })
 		start := time.Now()
-		want(t, "LockAll", errOf(hasp.LockAll(t.Context(), c, []string{"a", "b"}, hasp.WithMaxWait(5*time.Second))), hasp.ErrHeld)
+		want(t, "LockAll", errOf(hasp.LockAll(t.Context(), t.Client, []string{"a", "b"}, hasp.WithMaxWait(5*time.Second))), hasp.ErrHeld)
 		if waited := time.Since(start); waited > 5*time.Second+50*time.Millisecond || waited < 4*time.Second {
 			t.Errorf("waited %v", waited)
 		}
-		b.Unlock(t.Context())
+		unlock(t, b)
 	})
 }
 
@@ -152,7 +150,7 @@ func TestZeroLeasesHoldNothing(t *testing.T) {
 }
 
 func TestLeadRefusesBadInputAtOnce(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		fn := func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil }
 		start := time.Now()
 		for _, tc := range []struct {
@@ -169,22 +167,21 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 			{"an empty key", "", fn, nil, "empty key"},
 			{"a short term", "k", fn, hasp.WithTTL(time.Millisecond), "below"},
 		} {
-			err := hasp.Lead(t.Context(), c, tc.key, tc.fn, tc.opt)
+			err := hasp.Lead(t.Context(), t.Client, tc.key, tc.fn, tc.opt)
 			want(t, tc.name, err, hasp.ErrInvalid)
 			var e *hasp.Error
 			if !errors.As(err, &e) || e.Key != tc.key || !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("%s: got %v, want %q in it", tc.name, err, tc.says)
 			}
 		}
-		if a := f.attempts(); a != 0 || time.Since(start) != 0 {
+		if a := t.attempts(); a != 0 || time.Since(start) != 0 {
 			t.Errorf("%d attempts, %v", a, time.Since(start))
 		}
-		c.Close()
-		want(t, "closed", hasp.Lead(t.Context(), c, "k", fn), hasp.ErrClosed)
+		t.Client.Close()
+		want(t, "closed", hasp.Lead(t.Context(), t.Client, "k", fn), hasp.ErrClosed)
 	})
 	synctest.Test(t, func(t *testing.T) {
-		c := await.Value(hasp.New(&bulk{Driver: memlock.NewDriver().(Driver)}, nil))
-		defer c.Close()
+		c := opened(t, &bulk{Driver: memlock.NewDriver().(Driver)}, nil)
 		err := hasp.Lead(t.Context(), c, "k", func(context.Context, *hasp.Lease) error { return nil }, hasp.WithFence())
 		want(t, "no fences", err, errors.ErrUnsupported)
 	})
@@ -192,12 +189,12 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 
 // After each loss of the lease, fn runs again, whatever it has returned.
 func TestLeadCompetesAgainAfterALoss(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		var runs int
 		var last uint64
 		var returned time.Time
 		inside := false
-		err := hasp.Lead(t.Context(), c, "k", func(ctx context.Context, l *hasp.Lease) error {
+		err := hasp.Lead(t.Context(), t.Client, "k", func(ctx context.Context, l *hasp.Lease) error {
 			if inside {
 				t.Error("fn runs twice at once")
 			}
@@ -213,7 +210,7 @@ func TestLeadCompetesAgainAfterALoss(t *testing.T) {
 			runs++
 			switch runs {
 			case 1:
-				f.Break(ctx, "k")
+				t.faulty.Break(ctx, "k")
 				<-ctx.Done()
 				want(t, "cause", context.Cause(ctx), hasp.ErrLost)
 				return nil
@@ -223,9 +220,9 @@ func TestLeadCompetesAgainAfterALoss(t *testing.T) {
 				return errors.New("of a term that was lost")
 			case 3:
 				// Ignore the context, and run beside the next leader.
-				f.Break(ctx, "k")
+				t.faulty.Break(ctx, "k")
 				time.Sleep(3 * hasp.DefaultTTL)
-				unlock(t, lockNow(t, c, "k", hasp.WithMaxWait(0)))
+				unlock(t, t.lock("k", hasp.WithMaxWait(0)))
 				return nil
 			}
 			return nil
@@ -237,12 +234,12 @@ func TestLeadCompetesAgainAfterALoss(t *testing.T) {
 }
 
 func TestLeadGoesOnThroughOutages(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.set(down)
+	withClient(t, nil, func(t *bench) {
+		t.set(down)
 		start := time.Now()
-		time.AfterFunc(time.Minute, func() { f.set(up) })
+		time.AfterFunc(time.Minute, func() { t.set(up) })
 		runs := 0
-		want(t, "Lead", hasp.Lead(t.Context(), c, "k", func(ctx context.Context, l *hasp.Lease) error {
+		want(t, "Lead", hasp.Lead(t.Context(), t.Client, "k", func(ctx context.Context, l *hasp.Lease) error {
 			if runs++; runs == 2 {
 				return nil
 			}
@@ -250,11 +247,11 @@ func TestLeadGoesOnThroughOutages(t *testing.T) {
 
 			// The lease must end at its deadline, because a successor can get the key after that.
 			began := time.Now()
-			f.set(down)
+			t.set(down)
 			<-ctx.Done()
 			want(t, "cause", context.Cause(ctx), hasp.ErrLost)
 			within(t, "the end of the context", began, hasp.DefaultTTL)
-			time.AfterFunc(time.Minute, func() { f.set(up) })
+			time.AfterFunc(time.Minute, func() { t.set(up) })
 			return nil
 		}), nil)
 		equal(t, "runs", runs, 2)
@@ -266,7 +263,7 @@ func TestLeadGoesOnThroughOutages(t *testing.T) {
 // before was.
 func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
 	for _, refusal := range []error{errNet, hasp.ErrHeld} {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		withClient(t, nil, func(t *bench) {
 			start, refused := time.Now(), time.Time{}
 			tries, runs := 0, 0
 			l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
@@ -275,7 +272,7 @@ func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
 					refused = time.Now()
 					return nil, refusal
 				}
-				return c.Lock(ctx, key, opts...)
+				return t.Lock(ctx, key, opts...)
 			})
 			want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(ctx context.Context, _ *hasp.Lease) error {
 				if runs++; runs > 1 {
@@ -286,7 +283,7 @@ func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
 				if tries < 60 || tries > 130 {
 					t.Errorf("%d tries in a minute", tries)
 				}
-				f.Break(ctx, "k")
+				t.faulty.Break(ctx, "k")
 				<-ctx.Done()
 				return nil
 			}), nil)
@@ -299,23 +296,23 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 	boom := errors.New("boom")
 	for _, tc := range []struct {
 		name  string
-		begin func(t *testing.T, f *faulty, rival *hasp.Client)
+		begin func(t *bench, rival *hasp.Client)
 		wants []error
 	}{
-		{"waiting", func(t *testing.T, _ *faulty, rival *hasp.Client) { lockNow(t, rival, "k") }, []error{hasp.ErrHeld, boom}},
-		{"in an outage", func(_ *testing.T, f *faulty, _ *hasp.Client) { f.set(down) }, []error{boom}},
-		{"before a store that hangs", func(_ *testing.T, f *faulty, _ *hasp.Client) {
-			f.set(func(f *faulty) { f.acquire = hungFor(10 * time.Second) })
+		{"waiting", func(t *bench, rival *hasp.Client) { lockNow(t, rival, "k") }, []error{hasp.ErrHeld, boom}},
+		{"in an outage", func(t *bench, _ *hasp.Client) { t.set(down) }, []error{boom}},
+		{"before a store that hangs", func(t *bench, _ *hasp.Client) {
+			t.onAcquire(hungFor(10 * time.Second))
 		}, []error{boom}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for after := 20 * time.Second; after < 24*time.Second; after += 170 * time.Millisecond {
-				withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-					tc.begin(t, f, rival)
+				withTwo(t, nil, func(t *bench, rival *hasp.Client) {
+					tc.begin(t, rival)
 					ctx, cancel := context.WithCancelCause(t.Context())
 					var cancelled time.Time
 					time.AfterFunc(after, func() { cancelled = time.Now(); cancel(boom) })
-					err := hasp.Lead(ctx, c, "k", func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
+					err := hasp.Lead(ctx, t.Client, "k", func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil })
 					within(t, "the return", cancelled, 50*time.Millisecond)
 					want(t, "Lead", err, context.Canceled)
 					for _, target := range tc.wants {
@@ -330,20 +327,19 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 
 // A TryLock of a wrapper makes one attempt, although Lead waits.
 func TestLeadThroughATryLock(t *testing.T) {
-	withTwo(t, nil, func(t *testing.T, _ *faulty, c, rival *hasp.Client) {
+	withTwo(t, nil, func(t *bench, rival *hasp.Client) {
 		taken := lockNow(t, rival, "k")
 		time.AfterFunc(time.Minute, func() { taken.Unlock(context.Background()) })
 		l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 			defer within(t, "TryLock", time.Now(), 0)
-			return c.TryLock(ctx, key, opts...)
+			return t.TryLock(ctx, key, opts...)
 		})
 		want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(context.Context, *hasp.Lease) error { return nil }), nil)
 	})
 }
 
 func TestNilArguments(t *testing.T) {
-	c := await.Value(memlock.New(nil))
-	defer c.Close()
+	c := opened(t, memlock.NewDriver(), nil)
 	for name, do := range underLock {
 		fn := func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil }
 		want(t, name+" without a context", do(nil, c, fn), hasp.ErrInvalid)

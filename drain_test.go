@@ -18,27 +18,31 @@ import (
 // This file tests that Do, DoAll and Lead renew until fn returns.
 
 // withTwo is withClient with a second Client on the same store.
-func withTwo(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c, rival *hasp.Client)) {
+func withTwo(t *testing.T, o *hasp.Options, run func(t *bench, rival *hasp.Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
-		f := &faulty{Driver: store.Driver().(Driver)}
-		c, rival := await.Value(hasp.New(f, o)), await.Value(hasp.New(store.Driver(), nil))
-		defer c.Close()
-		defer rival.Close()
-		run(t, f, c, rival)
+		f := faultyOver(store)
+		c, rival := opened(t, f, o), opened(t, store.Driver(), nil)
+		run(&bench{t, f, c}, rival)
 	})
+}
+
+// runTwo runs withTwo in a subtest.
+func runTwo(t *testing.T, name string, o *hasp.Options, run func(t *bench, rival *hasp.Client)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { withTwo(t, o, run) })
 }
 
 // drain waits for the end of ctx, and goes on for three terms, as an fn that cleans up does. It
 // fails the test if a key is free meanwhile.
-func drain(t *testing.T, f *faulty, ctx context.Context, keys ...string) {
+func (t *bench) drain(ctx context.Context, keys ...string) {
 	t.Helper()
 	<-ctx.Done()
 	for range 30 {
 		time.Sleep(hasp.DefaultTTL / 10)
 		for _, key := range keys {
-			if free(t, f, key) {
+			if t.free(key) {
 				t.Errorf("%s was free while fn drained", key)
 				return
 			}
@@ -71,27 +75,27 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 			if name == "DoAll" {
 				keys = []string{"a", "k", "z"}
 			}
-			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+			withTwo(t, nil, func(t *bench, rival *hasp.Client) {
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(time.Minute, cancel)
 				var inside, got time.Time // when fn returned, and when the rival got the key
 				var wg sync.WaitGroup
-				err := do(ctx, c, func(ctx context.Context, _ *hasp.Lease) error {
+				err := do(ctx, t.Client, func(ctx context.Context, _ *hasp.Lease) error {
 					wg.Go(func() {
 						l := lockNow(t, rival, "k")
 						got = time.Now()
 						unlock(t, l)
 					})
-					drain(t, f, ctx, keys...)
+					t.drain(ctx, keys...)
 					inside = time.Now()
 					return nil
 				})
 				want(t, "result", err, nil)
 				wg.Wait()
 				equal(t, "time until another Client got the key, after fn had returned", got.Sub(inside), 0)
-				freed(t, f, "it is still held", keys...)
+				t.freed("it is still held", keys...)
 				synctest.Wait()
-				nothingLeft(t, c)
+				t.nothingLeft()
 			})
 		})
 	}
@@ -100,20 +104,20 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 // All contexts have ended when Do returns. A lease that is left on the hold then lasts for one more
 // term.
 func TestAfterDoItsHoldLastsOneMoreTerm(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var inner *hasp.Lease
-		want(t, "Do", hasp.Do(ctx, c, "k", func(ctx context.Context, _ *hasp.Lease) error {
-			inner = lockIn(t, c, ctx, "k")
+		want(t, "Do", hasp.Do(ctx, t.Client, "k", func(ctx context.Context, _ *hasp.Lease) error {
+			inner = t.lockIn(ctx, "k")
 			cancel()
-			drain(t, f, ctx, "k")
+			t.drain(ctx, "k")
 			return nil
 		}), nil)
 		time.Sleep(hasp.DefaultTTL)
 		want(t, "within the term", inner.Err(), nil)
 		time.Sleep(2 * hasp.DefaultTTL)
 		want(t, "after it", inner.Err(), hasp.ErrLost)
-		freed(t, f, "the key is still held", "k")
+		t.freed("the key is still held", "k")
 		want(t, "Unlock", inner.Unlock(t.Context()), hasp.ErrLost)
 	})
 }
@@ -125,26 +129,24 @@ func TestLossWhileFnDrains(t *testing.T) {
 		"outage": func(f *faulty) { f.set(down) },
 	} {
 		for name, do := range underLock {
-			t.Run(name+" "+how, func(t *testing.T) {
-				withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-					ctx, cancel := context.WithCancel(t.Context())
-					err := do(ctx, c, func(ctx context.Context, lease *hasp.Lease) error {
-						cancel()
-						time.Sleep(2 * hasp.DefaultTTL)
-						want(t, "before the loss", lease.Err(), nil)
-						lose(f)
-						time.Sleep(hasp.DefaultTTL)
-						want(t, "after the loss", lease.Err(), hasp.ErrLost)
-						want(t, "the context ended first", context.Cause(ctx), context.Canceled)
-						f.set(up)
-						return boom
-					})
-					want(t, "the result", err, hasp.ErrLost)
-					want(t, "the result", err, boom)
-					if text := err.Error(); name == "Do" && !strings.HasPrefix(text, `hasp: unlock "k": lease lost: `) {
-						t.Errorf("got %q, which does not begin with the loss", text)
-					}
+			runClient(t, name+" "+how, nil, func(t *bench) {
+				ctx, cancel := context.WithCancel(t.Context())
+				err := do(ctx, t.Client, func(ctx context.Context, lease *hasp.Lease) error {
+					cancel()
+					time.Sleep(2 * hasp.DefaultTTL)
+					want(t, "before the loss", lease.Err(), nil)
+					lose(t.faulty)
+					time.Sleep(hasp.DefaultTTL)
+					want(t, "after the loss", lease.Err(), hasp.ErrLost)
+					want(t, "the context ended first", context.Cause(ctx), context.Canceled)
+					t.set(up)
+					return boom
 				})
+				want(t, "the result", err, hasp.ErrLost)
+				want(t, "the result", err, boom)
+				if text := err.Error(); name == "Do" && !strings.HasPrefix(text, `hasp: unlock "k": lease lost: `) {
+					t.Errorf("got %q, which does not begin with the loss", text)
+				}
 			})
 		}
 	}
@@ -160,24 +162,22 @@ func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
 		{"WithMaxHold", hasp.WithMaxHold(3 * hasp.DefaultTTL), 3 * hasp.DefaultTTL, 3 * hasp.DefaultTTL},
 		{"WithoutRenewal", hasp.WithoutRenewal(), hasp.DefaultTTL * 9 / 10, hasp.DefaultTTL},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				ctx, cancel := context.WithCancel(t.Context())
-				start := time.Now()
-				err := hasp.Do(ctx, c, "k", func(_ context.Context, l *hasp.Lease) error {
-					cancel()
-					for l.Err() == nil {
-						time.Sleep(10 * time.Millisecond)
-					}
-					if d := time.Since(start); d < tc.least || d > tc.most+10*time.Millisecond {
-						t.Errorf("the lease lasted %v, want %v to %v", d, tc.least, tc.most)
-					}
-					time.Sleep(hasp.DefaultTTL / 10)
-					freed(t, f, "the key is still held", "k")
-					return nil
-				}, tc.opt)
-				want(t, "Do", err, hasp.ErrLost)
-			})
+		runClient(t, tc.name, nil, func(t *bench) {
+			ctx, cancel := context.WithCancel(t.Context())
+			start := time.Now()
+			err := hasp.Do(ctx, t.Client, "k", func(_ context.Context, l *hasp.Lease) error {
+				cancel()
+				for l.Err() == nil {
+					time.Sleep(10 * time.Millisecond)
+				}
+				if d := time.Since(start); d < tc.least || d > tc.most+10*time.Millisecond {
+					t.Errorf("the lease lasted %v, want %v to %v", d, tc.least, tc.most)
+				}
+				time.Sleep(hasp.DefaultTTL / 10)
+				t.freed("the key is still held", "k")
+				return nil
+			}, tc.opt)
+			want(t, "Do", err, hasp.ErrLost)
 		})
 	}
 }
@@ -197,50 +197,50 @@ func TestFnDoesNotBeginAfterTheEndOfItsContext(t *testing.T) {
 	ends := map[string]error{"cancel": context.Canceled, "Unlock": hasp.ErrReleased, "Close": hasp.ErrClosed, "loss": hasp.ErrLost}
 	for name, do := range underLock {
 		for how, cause := range ends {
-			t.Run(name+" "+how, func(t *testing.T) {
-				withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-					ctx, cancel := context.WithCancel(t.Context())
-					ended, runs := false, 0
-					late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-						l, err := c.Lock(ctx, key, opts...)
-						switch {
-						case ended && key == "z" && err == nil:
-							t.Error("DoAll goes on without k")
-						case ended, key != "k":
-						case how == "cancel":
-							cancel()
-						case how == "Unlock":
-							unlock(t, l)
-						case how == "Close":
-							go c.Close()
-							synctest.Wait()
-						default:
-							f.Break(t.Context(), "k")
-							time.Sleep(hasp.DefaultTTL)
-						}
-						ended = ended || key == "k"
-						return l, err
-					})
-					err := do(ctx, late, func(context.Context, *hasp.Lease) error { runs++; return nil })
-					if name == "Lead" && how == "loss" {
-						equal(t, "runs after Lead has led again", runs, 1)
-						return
+			runTwo(t, name+" "+how, nil, func(t *bench, rival *hasp.Client) {
+				ctx, cancel := context.WithCancel(t.Context())
+				ended, runs := false, 0
+				late := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
+					l, err := t.Lock(ctx, key, opts...)
+					switch {
+					case ended && key == "z" && err == nil:
+						t.Error("DoAll goes on without k")
+					case ended, key != "k":
+					case how == "cancel":
+						cancel()
+					case how == "Unlock":
+						unlock(t, l)
+					case how == "Close":
+						go t.Client.Close()
+						synctest.Wait()
+					default:
+						t.faulty.Break(t.Context(), "k")
+						time.Sleep(hasp.DefaultTTL)
 					}
-					want(t, "the result", err, cause)
-					if runs != 0 || how != "cancel" && errors.Is(err, context.Canceled) {
-						t.Errorf("%d runs, %v", runs, err)
-					}
-					unlock(t, await.Value(hasp.LockAll(t.Context(), rival, []string{"a", "k", "z"}, hasp.WithMaxWait(0))))
+					ended = ended || key == "k"
+					return l, err
 				})
+				err := do(ctx, late, func(context.Context, *hasp.Lease) error { runs++; return nil })
+				if name == "Lead" && how == "loss" {
+					equal(t, "runs after Lead has led again", runs, 1)
+					return
+				}
+				want(t, "the result", err, cause)
+				if runs != 0 || how != "cancel" && errors.Is(err, context.Canceled) {
+					t.Errorf("%d runs, %v", runs, err)
+				}
+				unlock(t, await.Value(hasp.LockAll(t.Context(), rival, []string{"a", "k", "z"}, hasp.WithMaxWait(0))))
 			})
 		}
 	}
 }
 
 func TestDoAll(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		keys := []string{"b", "a"}
-		do := func(fn func(context.Context, *hasp.Leases) error) error { return hasp.DoAll(t.Context(), c, keys, fn) }
+		do := func(fn func(context.Context, *hasp.Leases) error) error {
+			return hasp.DoAll(t.Context(), t.Client, keys, fn)
+		}
 
 		want(t, "fn unlocked the leases itself", do(func(ctx context.Context, ls *hasp.Leases) error {
 			if ctx != ls.Context() || len(ls.All()) != 2 {
@@ -252,10 +252,10 @@ func TestDoAll(t *testing.T) {
 
 		// The loss of one key ends the context, but the other key stays locked until fn returns.
 		err := do(func(ctx context.Context, ls *hasp.Leases) error {
-			f.Break(ctx, "a")
+			t.faulty.Break(ctx, "a")
 			<-ctx.Done()
 			want(t, "cause", context.Cause(ctx), hasp.ErrLost)
-			drain(t, f, ctx, "b")
+			t.drain(ctx, "b")
 			return ls.All()[1].Unlock(ctx)
 		})
 		want(t, "one was lost", err, hasp.ErrLost)
@@ -263,12 +263,12 @@ func TestDoAll(t *testing.T) {
 			t.Errorf("got %v, want nothing of the other", err)
 		}
 
-		l := lockNow(t, c, "b")
-		want(t, "one is held", hasp.DoAll(t.Context(), c, keys, func(context.Context, *hasp.Leases) error {
+		l := t.lock("b")
+		want(t, "one is held", hasp.DoAll(t.Context(), t.Client, keys, func(context.Context, *hasp.Leases) error {
 			t.Error("fn ran")
 			return nil
 		}, hasp.WithMaxWait(0)), hasp.ErrHeld)
 		unlock(t, l)
-		freed(t, f, "it is still held", keys...)
+		t.freed("it is still held", keys...)
 	})
 }

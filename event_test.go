@@ -29,22 +29,22 @@ func TestObserveGetsTheContext(t *testing.T) {
 		defer mu.Unlock()
 		got[e.Kind] = fmt.Sprint(ctx.Value(keyOf{}), " ", ctx.Err() != nil)
 	}}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, o, func(t *bench) {
 		named := func(name string) context.Context { return context.WithValue(t.Context(), keyOf{}, name) }
 
-		l := lockIn(t, c, named("lock"), "k")
+		l := t.lockIn(named("lock"), "k")
 		ended, cancel := context.WithCancel(named("unlock"))
 		cancel()
 		want(t, "Unlock", l.Unlock(ended), nil)
 
 		lost, end := context.WithCancel(named("lost"))
-		lockIn(t, c, lost, "lost")
-		want(t, "TryLock", errOf(c.TryLock(named("try"), "lost")), hasp.ErrHeld)
+		t.lockIn(lost, "lost")
+		want(t, "TryLock", errOf(t.TryLock(named("try"), "lost")), hasp.ErrHeld)
 		end()
-		f.set(down)
+		t.set(down)
 		time.Sleep(5 * time.Second)
-		f.set(up)
-		c.Close()
+		t.set(up)
+		t.Client.Close()
 
 		for kind, want := range map[hasp.EventKind]string{
 			hasp.EventRequested: "try false", hasp.EventAcquired: "lost false", hasp.EventRefused: "try false",
@@ -59,14 +59,14 @@ func TestObserveGetsTheContext(t *testing.T) {
 // look like the end of the caller's context.
 func TestErrorsOfEvents(t *testing.T) {
 	var s seen
-	withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k", hasp.WithFence())
-		f.set(down)
-		f.set(func(f *faulty) { f.renew = hungRenew })
+	withClient(t, &hasp.Options{Observe: s.observe}, func(t *bench) {
+		l := t.lock("k", hasp.WithFence())
+		t.set(down)
+		t.onRenew(untilEnd)
 		time.Sleep(hasp.DefaultTTL * 2 / 3)
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "other")), hasp.ErrUnavailable)
+		want(t, "TryLock", t.tryErr("other"), hasp.ErrUnavailable)
 		ctx := timeout(t, t.Context(), time.Second)
-		wantOutage(t, "Lock", errOf(c.Lock(ctx, "other")), errNet, context.DeadlineExceeded)
+		wantOutage(t, "Lock", errOf(t.Lock(ctx, "other")), errNet, context.DeadlineExceeded)
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrUnavailable)
 		synctest.Wait()
 
@@ -78,7 +78,7 @@ func TestErrorsOfEvents(t *testing.T) {
 		wantOutage(t, "refused", refused[0].Err)
 		wantOutage(t, "refused when the context had ended", refused[1].Err, errNet, context.DeadlineExceeded)
 		wantOutage(t, "released", s.of(hasp.EventReleased)[0].Err)
-		f.set(up)
+		t.set(up)
 	})
 }
 
@@ -92,14 +92,14 @@ func TestBlockedObserverCostsNoLease(t *testing.T) {
 			time.Sleep(10 * time.Second)
 		}
 	}}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, o, func(t *bench) {
 		var healthy []*hasp.Lease
 		for i := range 20 {
-			healthy = append(healthy, lockNow(t, c, fmt.Sprint(i)))
+			healthy = append(healthy, t.lock(fmt.Sprint(i)))
 		}
 		for _, key := range []string{"broken", "broken, too"} {
-			lockNow(t, c, key)
-			f.Break(t.Context(), key)
+			t.lock(key)
+			t.faulty.Break(t.Context(), key)
 		}
 		time.Sleep(5 * time.Second)
 		if n := told.Load(); n != 1 {
@@ -110,7 +110,7 @@ func TestBlockedObserverCostsNoLease(t *testing.T) {
 		}
 		l := healthy[0]
 		ctx := l.Context()
-		f.Break(t.Context(), l.Key())
+		t.faulty.Break(t.Context(), l.Key())
 		lost := time.Now()
 		<-ctx.Done()
 		within(t, "the end of a context after the loss", lost, time.Second)
@@ -119,7 +119,7 @@ func TestBlockedObserverCostsNoLease(t *testing.T) {
 		}
 
 		began := time.Now()
-		c.Close()
+		t.Client.Close()
 		within(t, "Close", began, 2*hasp.DefaultTimeout)
 		time.Sleep(time.Minute) // until the observer returns
 		equal(t, "losses told", told.Load(), 3)
@@ -136,13 +136,13 @@ func TestLaggingObserverIsBounded(t *testing.T) {
 			counts[e.Kind]++
 		}
 	}}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, o, func(t *bench) {
 		block = make(chan struct{}) // in the bubble
 		const n = 3000
 		for i := range n {
-			lockNow(t, c, fmt.Sprint(i))
+			t.lock(fmt.Sprint(i))
 		}
-		f.set(down)
+		t.set(down)
 		time.Sleep(2 * time.Second)
 		close(block)
 		synctest.Wait()
@@ -170,15 +170,15 @@ func TestLossIsReportedAfterClose(t *testing.T) {
 			}
 			kinds = append(kinds, e.Kind)
 		}}
-		withEnds(t, backend.CancelByDeadline, o, func(t *testing.T, f *faulty, c *hasp.Client) {
-			f.release = func(backend.Claim, func() error) error {
+		withEnds(t, backend.CancelByDeadline, o, func(t *bench) {
+			t.release = func(q *call) error {
 				time.Sleep(tc.release)
 				return backend.ErrLost
 			}
 			unlocked := make(chan error)
-			go func() { l := lockNow(t, c, "k"); unlocked <- l.Unlock(t.Context()) }()
+			go func() { l := t.lock("k"); unlocked <- l.Unlock(t.Context()) }()
 			synctest.Wait()
-			c.Close()
+			t.Client.Close()
 			want(t, "Unlock", <-unlocked, tc.unlock)
 			if !slices.Equal(kinds, []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventLost}) {
 				t.Errorf("got events %v, want requested, acquired and lost", kinds)
@@ -219,24 +219,24 @@ func (r *records) Handle(ctx context.Context, rec slog.Record) error {
 
 func TestLogEvents(t *testing.T) {
 	r := &records{least: slog.LevelDebug}
-	withClient(t, &hasp.Options{TTL: 10 * time.Second, Observe: hasp.LogEvents(slog.New(r))}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.acquire = slowAcquire(time.Second)
+	withClient(t, &hasp.Options{TTL: 10 * time.Second, Observe: hasp.LogEvents(slog.New(r))}, func(t *bench) {
+		t.acquire = slow(time.Second)
 		type keyOf struct{}
-		l := lockIn(t, c, context.WithValue(t.Context(), keyOf{}, "trace"), "a b", hasp.WithFence())
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "a b")), hasp.ErrHeld)
+		l := t.lockIn(context.WithValue(t.Context(), keyOf{}, "trace"), "a b", hasp.WithFence())
+		want(t, "TryLock", t.tryErr("a b"), hasp.ErrHeld)
 		time.Sleep(2 * time.Second)
 		unlock(t, l)
 
-		f.set(up)
-		lockNow(t, c, "lost")
-		f.Break(t.Context(), "lost")
+		t.set(up)
+		t.lock("lost")
+		t.faulty.Break(t.Context(), "lost")
 		time.Sleep(10 * time.Second)
-		lockNow(t, c, "closed")
-		f.set(down)
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "down")), hasp.ErrUnavailable)
+		t.lock("closed")
+		t.set(down)
+		want(t, "TryLock", t.tryErr("down"), hasp.ErrUnavailable)
 		time.Sleep(3500 * time.Millisecond)
-		f.set(up)
-		c.Close()
+		t.set(up)
+		t.Client.Close()
 
 		for _, ctx := range r.ctxs[:2] {
 			equal(t, "the value in the context of the call", ctx.Value(keyOf{}), "trace")
@@ -268,15 +268,15 @@ func TestLogEvents(t *testing.T) {
 // A lease that is held for ten terms is logged once, but not if Do holds it.
 func TestLogEventsOfALeaseThatIsNotUnlocked(t *testing.T) {
 	r := &records{least: slog.LevelInfo}
-	withClient(t, &hasp.Options{Observe: hasp.LogEvents(slog.New(r))}, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "forgotten")
-		hasp.Do(t.Context(), c, "used", func(context.Context, *hasp.Lease) error {
+	withClient(t, &hasp.Options{Observe: hasp.LogEvents(slog.New(r))}, func(t *bench) {
+		l := t.lock("forgotten")
+		hasp.Do(t.Context(), t.Client, "used", func(context.Context, *hasp.Lease) error {
 			time.Sleep(time.Hour)
 			return nil
 		})
 		unlock(t, l)
-		unlock(t, lockNow(t, c, "unlocked"))
-		c.Close()
+		unlock(t, t.lock("unlocked"))
+		t.Client.Close()
 		if len(r.lines) != 1 || !strings.HasPrefix(r.lines[0], "INFO hasp: still held key=forgotten op=lock hold=5m") {
 			t.Errorf("got %q", r.lines)
 		}
@@ -302,17 +302,17 @@ func TestLogEventsWithoutALogger(t *testing.T) {
 // A wait of ten terms, or of a minute, is reported once, and names the holder.
 func TestEventOfALongWait(t *testing.T) {
 	var s seen
-	withTwo(t, &hasp.Options{Owner: "me", Observe: s.observe}, func(t *testing.T, _ *faulty, c, rival *hasp.Client) {
+	withTwo(t, &hasp.Options{Owner: "me", Observe: s.observe}, func(t *bench, rival *hasp.Client) {
 		theirs := lockNow(t, rival, "theirs")
 		short := timeout(t, t.Context(), 9*time.Second)
-		c.Lock(short, "theirs", hasp.WithTTL(time.Second))
-		c.TryLock(t.Context(), "theirs", hasp.WithTTL(time.Second))
+		t.Lock(short, "theirs", hasp.WithTTL(time.Second))
+		t.TryLock(t.Context(), "theirs", hasp.WithTTL(time.Second))
 		equal(t, "events of short waits", len(s.of(hasp.EventStillWaiting)), 0)
 
 		second := timeout(t, t.Context(), 11*time.Second)
-		c.Lock(second, "theirs", hasp.WithTTL(time.Second))
-		mine := lockNow(t, c, "mine")
-		c.Lock(timeout(t, t.Context(), time.Hour), "mine")
+		t.Lock(second, "theirs", hasp.WithTTL(time.Second))
+		mine := t.lock("mine")
+		t.Lock(timeout(t, t.Context(), time.Hour), "mine")
 		unlock(t, mine)
 		unlock(t, theirs)
 
@@ -336,14 +336,14 @@ func TestEventOfALongWait(t *testing.T) {
 // A row of failed renewals is logged when it begins and when it ends.
 func TestLogEventsOfAnOutage(t *testing.T) {
 	r := &records{least: slog.LevelInfo}
-	withClient(t, &hasp.Options{Observe: hasp.LogEvents(slog.New(r))}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		f.set(down)
+	withClient(t, &hasp.Options{Observe: hasp.LogEvents(slog.New(r))}, func(t *bench) {
+		l := t.lock("k")
+		t.set(down)
 		time.Sleep(hasp.DefaultTTL * 2 / 3)
-		f.set(up)
+		t.set(up)
 		time.Sleep(hasp.DefaultTTL)
 		unlock(t, l)
-		c.Close()
+		t.Client.Close()
 		if len(r.lines) != 2 || !strings.HasPrefix(r.lines[0], "WARN hasp: renew failed key=k op=lock failures=1 ") ||
 			!strings.HasPrefix(r.lines[1], "INFO hasp: renewed key=k op=lock failures=") {
 			t.Errorf("got %q", r.lines)

@@ -29,40 +29,76 @@ type Driver interface {
 type faulty struct {
 	Driver
 
-	mu       sync.Mutex // guards all below
-	acquire  acquireHook
-	renew    callHook
-	release  func(c backend.Claim, send func() error) error
-	acquired []string // tokens of all calls of Acquire
-	renewed  []time.Time
-	released []string // tokens of all calls of Release
-	ends     backend.Cancellation
-	cleans   bool // must be set before New
+	mu                      sync.Mutex // guards all below
+	acquire, renew, release hook
+	acquired                []string // tokens of all calls of Acquire
+	renewed                 []time.Time
+	released                []string // tokens of all calls of Release
+	ends                    backend.Cancellation
+	cleans                  bool // must be set before New
 }
 
-func newFaulty() *faulty { return &faulty{Driver: memlock.NewDriver().(Driver)} }
+func newFaulty() *faulty { return faultyOver(new(memlock.Store)) }
+
+func faultyOver(store *memlock.Store) *faulty { return &faulty{Driver: store.Driver().(Driver)} }
 
 func (f *faulty) Traits() backend.Traits {
-	return backend.Traits{Fenced: true, MinHold: true, Shared: true, Reach: backend.Network, Cancellation: f.ends, Cleans: f.cleans}
+	return backend.Traits{
+		Fenced:       true,
+		MinHold:      true,
+		Shared:       true,
+		Reach:        backend.Network,
+		Cancellation: f.ends,
+		Cleans:       f.cleans,
+	}
 }
 
-// until runs call. If f.ends is set, until returns when ctx ends, and leaves call behind.
-func until[T any](f *faulty, ctx context.Context, call func() (T, error)) (T, error) {
-	if f.ends == backend.CancelNone {
-		return call()
+// call is a call to a store, on its way there. A hook decides what becomes of it.
+type call struct {
+	ctx context.Context
+	backend.Claim
+	got      backend.Grant // the store's answer, which the hook may change
+	carryOut execution
+}
+
+// execution has a store carry out a call.
+type execution func() (backend.Grant, error)
+
+type hook func(q *call) error
+
+// send has the store carry out the call.
+func (q *call) send() (err error) {
+	q.got, err = q.carryOut()
+	return err
+}
+
+// run makes a call with the hook h, or without one if h is nil.
+func (h hook) run(ctx context.Context, c backend.Claim, carryOut execution) (backend.Grant, error) {
+	q := &call{ctx: ctx, Claim: c, carryOut: carryOut}
+	if h == nil {
+		h = (*call).send
 	}
-	type answer struct {
-		v   T
-		err error
+	if err := h(q); err != nil {
+		return backend.Grant{}, err
 	}
-	done := make(chan answer, 1)
-	go func() { v, err := call(); done <- answer{v, err} }()
-	select {
-	case a := <-done:
-		return a.v, a.err
-	case <-ctx.Done():
-		var none T
-		return none, errNet
+	return q.got, nil
+}
+
+// leaving returns h, or with f.ends a hook that returns when the context of the call ends, and
+// leaves h behind.
+func (f *faulty) leaving(h hook) hook {
+	if h == nil || f.ends == backend.CancelNone {
+		return h
+	}
+	return func(q *call) error {
+		done := make(chan error, 1)
+		go func() { done <- h(q) }()
+		select {
+		case err := <-done:
+			return err
+		case <-q.ctx.Done():
+			return errNet
+		}
 	}
 }
 
@@ -71,17 +107,16 @@ func (f *faulty) Wait() {}
 
 func (f *faulty) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	f.mu.Lock()
-	hook := f.acquire
+	h := f.acquire
 	f.acquired = append(f.acquired, c.Token)
 	f.mu.Unlock()
-	send := func() (backend.Grant, error) { return f.Driver.Acquire(ctx, c) }
-	if hook == nil {
-		return send()
-	}
-	return until(f, ctx, func() (backend.Grant, error) { return hook(c, send) })
+	return f.leaving(h).run(ctx, c, func() (backend.Grant, error) {
+		return f.Driver.Acquire(ctx, c)
+	})
 }
 
-func (f *faulty) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
+func (f *faulty) Renew(ctx context.Context, cs []backend.Claim,
+	done func(int, backend.Grant, error)) {
 	var wg sync.WaitGroup
 	for i, c := range cs {
 		wg.Go(func() { g, err := f.renewOne(ctx, c); done(i, g, err) })
@@ -89,31 +124,26 @@ func (f *faulty) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 	wg.Wait()
 }
 
-func (f *faulty) renewOne(ctx context.Context, c backend.Claim) (g backend.Grant, err error) {
+func (f *faulty) renewOne(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	f.mu.Lock()
-	hook := f.renew
+	h := f.renew
 	f.renewed = append(f.renewed, time.Now())
 	f.mu.Unlock()
-	send := func() (backend.Grant, error) {
-		f.Driver.Renew(context.WithoutCancel(ctx), []backend.Claim{c}, func(_ int, got backend.Grant, e error) { g, err = got, e })
+	return h.run(ctx, c, func() (g backend.Grant, err error) {
+		done := func(_ int, got backend.Grant, e error) { g, err = got, e }
+		f.Driver.Renew(context.WithoutCancel(ctx), []backend.Claim{c}, done)
 		return g, err
-	}
-	if hook == nil {
-		return send()
-	}
-	return hook(ctx, c, send)
+	})
 }
 
 func (f *faulty) Release(ctx context.Context, c backend.Claim) error {
 	f.mu.Lock()
-	hook := f.release
+	h := f.release
 	f.released = append(f.released, c.Token)
 	f.mu.Unlock()
-	send := func() error { return f.Driver.Release(ctx, c) }
-	if hook == nil {
-		return send()
-	}
-	_, err := until(f, ctx, func() (struct{}, error) { return struct{}{}, hook(c, send) })
+	_, err := f.leaving(h).run(ctx, c, func() (g backend.Grant, err error) {
+		return g, f.Driver.Release(ctx, c)
+	})
 	return err
 }
 
@@ -136,91 +166,148 @@ func (f *faulty) renewals() int { _, n, _ := f.calls(); return n }
 
 func (f *faulty) releases() int { _, _, n := f.calls(); return n }
 
-type (
-	acquireHook = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
-	callHook    = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error)
-)
-
-// slowAcquire takes d on the way to the store.
-func slowAcquire(d time.Duration) acquireHook {
-	return func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+// slow takes d on the way to the store.
+func slow(d time.Duration) hook {
+	return func(q *call) error {
 		time.Sleep(d)
-		return send()
+		return q.send()
 	}
 }
 
-var hungAcquire = hungFor(time.Hour)
+// late takes d on the way back.
+func late(d time.Duration) hook {
+	return func(q *call) error {
+		defer time.Sleep(d)
+		return q.send()
+	}
+}
+
+// hung gets no answer, and fails much later.
+var hung = hungFor(time.Hour)
 
 // hungFor gets no answer, and fails after d.
-func hungFor(d time.Duration) acquireHook {
-	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+func hungFor(d time.Duration) hook {
+	return func(*call) error {
 		time.Sleep(d)
-		return backend.Grant{}, errNet
+		return errNet
 	}
 }
 
-func hungRelease(backend.Claim, func() error) error { time.Sleep(time.Hour); return errNet }
-
-// hungRenew gets no answer, and ends with its context.
-func hungRenew(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
-	<-ctx.Done()
-	return backend.Grant{}, ctx.Err()
+// untilEnd gets no answer, and ends with its context.
+func untilEnd(q *call) error {
+	<-q.ctx.Done()
+	return q.ctx.Err()
 }
 
 // lostReply carries the command out and loses the answer.
-func lostReply(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-	send()
-	return backend.Grant{}, errNet
+func lostReply(q *call) error {
+	q.send()
+	return errNet
 }
 
-// failAcquire fails with err, without reaching the store.
-func failAcquire(err error) acquireHook {
-	return func(backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) { return backend.Grant{}, err }
-}
-
-// renewal applies hook, which is for an attempt, to a renewal.
-func renewal(hook acquireHook) callHook {
-	return func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		return hook(c, send)
-	}
-}
+// failing fails with err, without reaching the store.
+func failing(err error) hook { return func(*call) error { return err } }
 
 // failWith makes every call fail with err, without reaching the store.
 func failWith(f *faulty, err error) {
-	f.acquire, f.renew = failAcquire(err), renewal(failAcquire(err))
-	f.release = func(backend.Claim, func() error) error { return err }
+	f.acquire, f.renew, f.release = failing(err), failing(err), failing(err)
 }
 
 func down(f *faulty) { failWith(f, errNet) }
 
+// onAcquire, onRenew and onRelease set one hook while calls may be in flight.
+func (f *faulty) onAcquire(h hook) { f.set(func(f *faulty) { f.acquire = h }) }
+func (f *faulty) onRenew(h hook)   { f.set(func(f *faulty) { f.renew = h }) }
+func (f *faulty) onRelease(h hook) { f.set(func(f *faulty) { f.release = h }) }
+
 func up(f *faulty) { f.acquire, f.renew, f.release = nil, nil, nil }
 
-// withClient runs a test in a bubble, with a Client over a faulty driver. The Client is closed at
-// the end.
-func withClient(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
+// bench is a test in a bubble of virtual time, with a Client over a faulty driver. If a test needs
+// another driver, faulty is nil.
+type bench struct {
+	*testing.T
+	*faulty
+	*hasp.Client
+}
+
+// opened returns a Client over d, which is closed at the end of the test.
+func opened(t testing.TB, d backend.Driver, o *hasp.Options) *hasp.Client {
+	c := await.Value(hasp.New(d, o))
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// withClient runs a test on a bench. The Client is closed at the end.
+func withClient(t *testing.T, o *hasp.Options, run func(t *bench)) {
 	t.Helper()
 	withEnds(t, backend.CancelNone, o, run)
 }
 
 // withEnds is withClient with ends as the trait Cancellation.
-func withEnds(t *testing.T, ends backend.Cancellation, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client)) {
+func withEnds(t *testing.T, ends backend.Cancellation, o *hasp.Options, run func(t *bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
 		f.ends = ends
-		c := await.Value(hasp.New(f, o))
-		defer c.Close()
-		run(t, f, c)
+		t.Cleanup(func() { time.Sleep(2 * time.Hour) }) // until calls that hang have ended
+		run(&bench{t, f, opened(t, f, o)})
 	})
 }
 
+// runBubble, runClient and runEnds run a subtest in a bubble.
+func runBubble(t *testing.T, name string, run func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, run) })
+}
+
+func runClient(t *testing.T, name string, o *hasp.Options, run func(t *bench)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { withClient(t, o, run) })
+}
+
+func runEnds(t *testing.T, name string, ends backend.Cancellation, o *hasp.Options,
+	run func(t *bench)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { withEnds(t, ends, o, run) })
+}
+
+func (t *bench) lock(key string, opts ...hasp.Option) *hasp.Lease {
+	t.Helper()
+	return t.lockIn(t.Context(), key, opts...)
+}
+
+func (t *bench) lockIn(ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
+	t.Helper()
+	return lockIn(t, t.Client, ctx, key, opts...)
+}
+
+func (t *bench) lockSoon(ctx context.Context, key string, opts ...hasp.Option) <-chan *hasp.Lease {
+	t.Helper()
+	return lockSoon(t, t.Client, ctx, key, opts...)
+}
+
+// lockErr and tryErr return the error of a Lock, or of a TryLock.
+func (t *bench) lockErr(key string, opts ...hasp.Option) error {
+	return errOf(t.Lock(t.Context(), key, opts...))
+}
+
+func (t *bench) tryErr(key string, opts ...hasp.Option) error {
+	return errOf(t.TryLock(t.Context(), key, opts...))
+}
+
+func (t *bench) nothingLeft() {
+	t.Helper()
+	nothingLeft(t, t.Client)
+}
+
 // lockNow is a Lock that must succeed.
-func lockNow(t *testing.T, l hasp.Locker, key string, opts ...hasp.Option) *hasp.Lease {
+func lockNow(t testing.TB, l hasp.Locker, key string, opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	return lockIn(t, l, t.Context(), key, opts...)
 }
 
-func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) *hasp.Lease {
+func lockIn(t testing.TB, l hasp.Locker, ctx context.Context, key string,
+	opts ...hasp.Option) *hasp.Lease {
 	t.Helper()
 	lease, err := l.Lock(ctx, key, opts...)
 	await.Must(t, err)
@@ -228,13 +315,16 @@ func lockIn(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts .
 }
 
 // lockSoon begins a lockIn, and returns when that waits or has the key. It must run in a bubble.
-func lockSoon(t *testing.T, l hasp.Locker, ctx context.Context, key string, opts ...hasp.Option) <-chan *hasp.Lease {
+func lockSoon(t testing.TB, l hasp.Locker, ctx context.Context, key string,
+	opts ...hasp.Option) <-chan *hasp.Lease {
 	t.Helper()
 	got := make(chan *hasp.Lease, 1)
 	go func() { got <- lockIn(t, l, ctx, key, opts...) }()
 	synctest.Wait()
 	return got
 }
+
+type options = []hasp.Option
 
 // seen collects events: observe is the Options.Observe of a Client.
 type seen struct {
@@ -255,7 +345,7 @@ func (s *seen) of(kind hasp.EventKind) []hasp.Event {
 }
 
 // unlock is an Unlock of a Lease or of Leases that must succeed.
-func unlock(t *testing.T, l interface{ Unlock(context.Context) error }) {
+func unlock(t testing.TB, l interface{ Unlock(context.Context) error }) {
 	t.Helper()
 	if err := l.Unlock(t.Context()); err != nil {
 		t.Errorf("unlock: %v", err)
@@ -263,7 +353,7 @@ func unlock(t *testing.T, l interface{ Unlock(context.Context) error }) {
 }
 
 // nothingLeft fails the test if c has a line, a hold or a release to make.
-func nothingLeft(t *testing.T, c *hasp.Client) {
+func nothingLeft(t testing.TB, c *hasp.Client) {
 	t.Helper()
 	if lines, holds, reaps := hasp.Leftovers(c); lines+holds+reaps != 0 {
 		t.Errorf("left: %d lines, %d holds, %d releases", lines, holds, reaps)
@@ -271,16 +361,16 @@ func nothingLeft(t *testing.T, c *hasp.Client) {
 }
 
 // within fails the test if more than most has passed since start.
-func within(t *testing.T, what string, start time.Time, most time.Duration) {
+func within(t testing.TB, what string, start time.Time, most time.Duration) {
 	t.Helper()
 	if took := time.Since(start); took > most {
 		t.Errorf("%s took %v, want at most %v", what, took, most)
 	}
 }
 
-func free(t *testing.T, f *faulty, key string) bool {
+func (t *bench) free(key string) bool {
 	t.Helper()
-	st, err := f.Inspect(t.Context(), key)
+	st, err := t.faulty.Inspect(t.Context(), key)
 	await.Must(t, err)
 	return !st.Held
 }
@@ -288,17 +378,17 @@ func free(t *testing.T, f *faulty, key string) bool {
 func errOf[T any](_ T, err error) error { return err }
 
 // freed fails the test with the text otherwise unless all keys are free.
-func freed(t *testing.T, f *faulty, otherwise string, keys ...string) {
+func (t *bench) freed(otherwise string, keys ...string) {
 	t.Helper()
 	for _, key := range keys {
-		if !free(t, f, key) {
+		if !t.free(key) {
 			t.Errorf("%s: %s", key, otherwise)
 		}
 	}
 }
 
 // equal fails the test unless got is want.
-func equal[T comparable](t *testing.T, what string, got, want T) {
+func equal[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if got != want {
 		t.Errorf("%s: got %v, want %v", what, got, want)
@@ -306,16 +396,20 @@ func equal[T comparable](t *testing.T, what string, got, want T) {
 }
 
 // timeout returns a context inside ctx that ends after d.
-func timeout(t *testing.T, ctx context.Context, d time.Duration) context.Context {
+func timeout(t testing.TB, ctx context.Context, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// want fails the test unless err matches target, or is nil if target is nil.
-func want(t *testing.T, what string, err, target error) {
+// want fails the test unless err matches target, or is nil if target is nil. If target is an error
+// other than an outage that a caller tests for, err must not match ErrUnavailable as well.
+func want(t testing.TB, what string, err, target error) {
 	t.Helper()
 	if !errors.Is(err, target) {
 		t.Errorf("%s: got %v, want %v", what, err, target)
+	}
+	if slices.Contains(kinds, target) && errors.Is(err, hasp.ErrUnavailable) {
+		t.Errorf("%s: %v matches ErrUnavailable and %v", what, err, target)
 	}
 }

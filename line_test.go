@@ -10,18 +10,17 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 )
 
-// queue starts n callers, one after another, and returns when all wait. Each locks key, notes its
+// lineUp starts n callers, one after another, and returns when all wait. Each locks key, notes its
 // number and unlocks.
-func queue(t *testing.T, c *hasp.Client, key string, n int, opts ...hasp.Option) (order func() []int) {
+func (t *bench) lineUp(key string, n int, opts ...hasp.Option) (order func() []int) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var served []int
 	for i := range n {
 		wg.Go(func() {
-			l, err := c.Lock(t.Context(), key, opts...)
+			l, err := t.Lock(t.Context(), key, opts...)
 			if err != nil {
 				t.Error(err)
 				return
@@ -36,7 +35,7 @@ func queue(t *testing.T, c *hasp.Client, key string, n int, opts ...hasp.Option)
 	return func() []int { wg.Wait(); return served }
 }
 
-func inOrder(t *testing.T, got []int, n int) {
+func inOrder(t testing.TB, got []int, n int) {
 	t.Helper()
 	if len(got) != n {
 		t.Fatalf("%d of %d were served", len(got), n)
@@ -53,44 +52,42 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 		name     string
 		first    []hasp.Option
 		others   []hasp.Option
-		between  func(t *testing.T, f *faulty, l *hasp.Lease)
+		between  func(t *bench, l *hasp.Lease)
 		n        int
 		acquires int
 	}{
 		{name: "alike", n: 10, acquires: 1},
 		{name: "confirmed too long ago", n: 10, acquires: 3, // the row begins with the first hold, and is over after the second hold
-			between: func(*testing.T, *faulty, *hasp.Lease) { time.Sleep(50 * time.Millisecond) }},
-		{name: "another term", n: 5, acquires: 2, first: []hasp.Option{hasp.WithTTL(time.Minute)}},
-		{name: "a fence for the next", n: 5, acquires: 6, others: []hasp.Option{hasp.WithFence()}},
-		{name: "a fence of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithFence()}},
-		{name: "no renewal of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithoutRenewal()}},
-		{name: "no renewal of the next", n: 5, acquires: 6, others: []hasp.Option{hasp.WithoutRenewal()}},
-		{name: "max hold of the first", n: 5, acquires: 2, first: []hasp.Option{hasp.WithMaxHold(time.Hour)}},
-		{name: "extended", n: 5, acquires: 2, between: func(t *testing.T, _ *faulty, l *hasp.Lease) {
+			between: func(*bench, *hasp.Lease) { time.Sleep(50 * time.Millisecond) }},
+		{name: "another term", n: 5, acquires: 2, first: options{hasp.WithTTL(time.Minute)}},
+		{name: "a fence for the next", n: 5, acquires: 6, others: options{hasp.WithFence()}},
+		{name: "a fence of the first", n: 5, acquires: 2, first: options{hasp.WithFence()}},
+		{name: "no renewal of the first", n: 5, acquires: 2, first: options{hasp.WithoutRenewal()}},
+		{name: "no renewal of the next", n: 5, acquires: 6, others: options{hasp.WithoutRenewal()}},
+		{name: "max hold of the first", n: 5, acquires: 2, first: options{hasp.WithMaxHold(time.Hour)}},
+		{name: "extended", n: 5, acquires: 2, between: func(t *bench, l *hasp.Lease) {
 			want(t, "Extend", l.Extend(t.Context(), time.Minute), nil)
 		}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				l := lockNow(t, c, "k", tc.first...)
-				order := queue(t, c, "k", tc.n, tc.others...)
-				if tc.between != nil {
-					tc.between(t, f, l)
-				}
-				unlock(t, l)
-				inOrder(t, order(), tc.n)
-				if a, _, r := f.calls(); a != tc.acquires || r != tc.acquires {
-					t.Errorf("%d attempts and %d releases, want %d of each", a, r, tc.acquires)
-				}
-			})
+		runClient(t, tc.name, nil, func(t *bench) {
+			l := t.lock("k", tc.first...)
+			order := t.lineUp("k", tc.n, tc.others...)
+			if tc.between != nil {
+				tc.between(t, l)
+			}
+			unlock(t, l)
+			inOrder(t, order(), tc.n)
+			if a, _, r := t.calls(); a != tc.acquires || r != tc.acquires {
+				t.Errorf("%d attempts and %d releases, want %d of each", a, r, tc.acquires)
+			}
 		})
 	}
 }
 
 func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
-	withClient(t, &hasp.Options{Owner: "me"}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		_, err := c.TryLock(t.Context(), "k")
+	withClient(t, &hasp.Options{Owner: "me"}, func(t *bench) {
+		l := t.lock("k")
+		_, err := t.TryLock(t.Context(), "k")
 		want(t, "TryLock", err, hasp.ErrHeld)
 		var he *backend.HeldError
 		if !errors.As(err, &he) || he.Owner != "me" || he.RetryAfter <= 0 {
@@ -100,26 +97,26 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 		if !errors.As(err, &e) || e.Op != "trylock" || e.Key != "k" {
 			t.Errorf("got %#v", err)
 		}
-		want(t, "Lock with no wait", errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(0))), hasp.ErrHeld)
-		equal(t, "attempts, of the holder only", f.attempts(), 1)
-		l.Unlock(t.Context())
+		want(t, "Lock with no wait", t.lockErr("k", hasp.WithMaxWait(0)), hasp.ErrHeld)
+		equal(t, "attempts, of the holder only", t.attempts(), 1)
+		unlock(t, l)
 	})
 }
 
 // If a Break comes during an Unlock, the hold is not renewed afterwards, and does not end twice.
 func TestBreakDuringUnlock(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		far(f, func() time.Duration { return 2 * time.Second })
+	withClient(t, nil, func(t *bench) {
+		l := t.lock("k")
+		far(t.faulty, 2*time.Second)
 		done := make(chan error)
 		go func() { done <- l.Unlock(t.Context()) }()
 		synctest.Wait()
-		want(t, "Break", c.Break(t.Context(), "k"), nil)
+		want(t, "Break", t.Client.Break(t.Context(), "k"), nil)
 		want(t, "Unlock", <-done, hasp.ErrLost)
 		time.Sleep(time.Minute)
-		equal(t, "renewals after Unlock", f.renewals(), 0)
+		equal(t, "renewals after Unlock", t.renewals(), 0)
 		start := time.Now()
-		c.Close()
+		t.Client.Close()
 		within(t, "Close without a caller", start, 0)
 	})
 }
@@ -127,19 +124,18 @@ func TestBreakDuringUnlock(t *testing.T) {
 // Between Lock and Unlock the machine is suspended for longer than the term. Unlock returns
 // ErrLost, and the next caller in line asks the store.
 func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		suspend := hasp.Suspendable(c)
-		l := lockNow(t, c, "k")
-		next := lockLater(t, c, t.Context(), hasp.WithMaxWait(5*time.Second))
+	withClient(t, nil, func(t *bench) {
+		suspend := hasp.Suspendable(t.Client)
+		l := t.lock("k")
+		next := t.lockLater(t.Context(), hasp.WithMaxWait(5*time.Second))
 		time.Sleep(20 * time.Millisecond)
 		suspend(time.Hour)
-		f.Driver.Break(t.Context(), "k") // its term ended an hour ago, and another host has it now
-		other := await.Value(hasp.New(&faulty{Driver: f.Driver}, nil))
-		defer other.Close()
+		t.Driver.Break(t.Context(), "k") // its term ended an hour ago, and another host has it now
+		other := opened(t, &faulty{Driver: t.Driver}, nil)
 		o := lockNow(t, other, "k")
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
 		want(t, "the next in line", <-next, hasp.ErrHeld)
-		o.Unlock(t.Context())
+		unlock(t, o)
 	})
 }
 
@@ -147,40 +143,40 @@ func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
 func TestEventsAddUp(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		run  func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func())
+		run  func(t *bench, l *hasp.Lease, cancel func())
 	}{
-		{"cancelled, then handed over", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
+		{"cancelled, then handed over", func(t *bench, l *hasp.Lease, cancel func()) {
 			cancel()
-			l.Unlock(t.Context())
+			unlock(t, l)
 			synctest.Wait()
-			freed(t, f, "the caller that was cancelled keeps the key", "k")
+			t.freed("the caller that was cancelled keeps the key", "k")
 		}},
-		{"handed over, then cancelled", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
-			l.Unlock(t.Context())
+		{"handed over, then cancelled", func(t *bench, l *hasp.Lease, cancel func()) {
+			unlock(t, l)
 			cancel()
 		}},
-		{"closed, then unlocked", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
-			go c.Close()
+		{"closed, then unlocked", func(t *bench, l *hasp.Lease, cancel func()) {
+			go t.Client.Close()
 			synctest.Wait()
-			l.Unlock(t.Context())
+			unlock(t, l)
 		}},
-		{"lost, then unlocked", func(t *testing.T, f *faulty, c *hasp.Client, l *hasp.Lease, cancel func()) {
-			f.set(down)
+		{"lost, then unlocked", func(t *bench, l *hasp.Lease, cancel func()) {
+			t.set(down)
 			time.Sleep(time.Second)
 			l.Unlock(t.Context())
-			f.set(up)
+			t.set(up)
 		}},
 	} {
 		for range 50 { // the scheduler decides who is first
 			var s seen
-			withClient(t, &hasp.Options{TTL: 200 * time.Millisecond, Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
-				l := lockNow(t, c, "k")
+			withClient(t, &hasp.Options{TTL: 200 * time.Millisecond, Observe: s.observe}, func(t *bench) {
+				l := t.lock("k")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				done := lockLater(t, c, ctx)
-				tc.run(t, f, c, l, cancel)
+				done := t.lockLater(ctx)
+				tc.run(t, l, cancel)
 				<-done
-				c.Close()
+				t.Client.Close()
 				begun, ended := len(s.of(hasp.EventAcquired)), len(s.of(hasp.EventReleased))+len(s.of(hasp.EventLost))
 				if begun+len(s.of(hasp.EventRefused)) != 2 || begun != ended {
 					t.Fatalf("%s: %+v", tc.name, s.all)

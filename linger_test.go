@@ -13,19 +13,10 @@ import (
 )
 
 // wantFree fails the test unless the store says that "k" is free, or held if free is false.
-func wantFree(t *testing.T, d backend.Inspector, free bool) {
+func (t *bench) wantFree(free bool) {
 	t.Helper()
-	if s := await.Value(d.Inspect(t.Context(), "k")); s.Held == free {
-		t.Errorf("held is %v after %s, want %v", s.Held, time.Now().Format("05.000"), !free)
-	}
-}
-
-// lateAnswer has the answer take d on the way back.
-func lateAnswer(d time.Duration) acquireHook {
-	return func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		g, err := send()
-		time.Sleep(d)
-		return g, err
+	if t.free("k") != free {
+		t.Errorf("held is %v after %s, want %v", free, time.Now().Format("05.000"), !free)
 	}
 }
 
@@ -34,73 +25,73 @@ func TestLinger(t *testing.T) {
 	lingers := hasp.WithLinger()
 	for _, tc := range []struct {
 		name string
-		run  func(t *testing.T, f *faulty, c *hasp.Client)
+		run  func(t *bench)
 		a, r int // attempts and releases
 	}{
-		{"one hold for many pairs", func(t *testing.T, f *faulty, c *hasp.Client) {
+		{"one hold for many pairs", func(t *bench) {
 			for range 100 {
-				l := lockNow(t, c, "k", lingers)
+				l := t.lock("k", lingers)
 				unlock(t, l)
 				want(t, "Err", l.Err(), hasp.ErrReleased)
 				want(t, "a second Unlock", l.Unlock(t.Context()), hasp.ErrReleased)
 				if l.Context().Err() == nil {
 					t.Fatal("the lease goes on")
 				}
-				wantFree(t, f, false)
+				t.wantFree(false)
 			}
 		}, 1, 1},
-		{"a caller without linger", func(t *testing.T, f *faulty, c *hasp.Client) {
-			unlock(t, lockNow(t, c, "k", lingers))
-			unlock(t, await.Value(c.TryLock(t.Context(), "k")))
-			wantFree(t, f, true)
+		{"a caller without linger", func(t *bench) {
+			unlock(t, t.lock("k", lingers))
+			unlock(t, await.Value(t.TryLock(t.Context(), "k")))
+			t.wantFree(true)
 		}, 1, 1},
-		{"another claim", func(t *testing.T, f *faulty, c *hasp.Client) {
-			for _, o := range []hasp.Option{hasp.WithFence(), hasp.WithShared(), hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal()} {
-				unlock(t, lockNow(t, c, "k", lingers))
-				unlock(t, await.Value(c.TryLock(t.Context(), "k", lingers, o)))
+		{"another claim", func(t *bench) {
+			for _, o := range (options{hasp.WithFence(), hasp.WithShared(), hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal()}) {
+				unlock(t, t.lock("k", lingers))
+				unlock(t, await.Value(t.TryLock(t.Context(), "k", lingers, o)))
 			}
 			time.Sleep(d)
 		}, 10, 10},
-		{"not for these", func(t *testing.T, f *faulty, c *hasp.Client) {
-			for _, o := range []hasp.Option{hasp.WithFence(), hasp.WithShared(), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal(), hasp.WithSlots(1)} {
-				unlock(t, lockNow(t, c, "k", lingers, o))
-				wantFree(t, f, true)
+		{"not for these", func(t *bench) {
+			for _, o := range (options{hasp.WithFence(), hasp.WithShared(), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal(), hasp.WithSlots(1)}) {
+				unlock(t, t.lock("k", lingers, o))
+				t.wantFree(true)
 			}
-			l := lockNow(t, c, "k", lingers)
+			l := t.lock("k", lingers)
 			want(t, "Extend", l.Extend(t.Context(), time.Hour), nil)
 			unlock(t, l)
-			wantFree(t, f, true)
-			unlock(t, lockNow(t, c, "k", lingers, hasp.WithMinHold(time.Millisecond)))
+			t.wantFree(true)
+			unlock(t, t.lock("k", lingers, hasp.WithMinHold(time.Millisecond)))
 			time.Sleep(time.Millisecond)
-			wantFree(t, f, true)
+			t.wantFree(true)
 		}, 8, 8}, // WithSlots locks k#queue and k#0
-		{"until d after the grant", func(t *testing.T, f *faulty, c *hasp.Client) {
-			unlock(t, lockNow(t, c, "k", lingers))
+		{"until d after the grant", func(t *bench) {
+			unlock(t, t.lock("k", lingers))
 			time.Sleep(d - time.Millisecond)
-			unlock(t, lockNow(t, c, "k", lingers))
-			wantFree(t, f, false)
+			unlock(t, t.lock("k", lingers))
+			t.wantFree(false)
 			time.Sleep(2 * time.Millisecond)
-			wantFree(t, f, true)
-			nothingLeft(t, c)
+			t.wantFree(true)
+			t.nothingLeft()
 		}, 1, 1},
-		{"a distant store", func(t *testing.T, f *faulty, c *hasp.Client) {
-			f.set(func(f *faulty) { f.acquire = lateAnswer(40 * time.Millisecond) })
-			unlock(t, lockNow(t, c, "k", lingers))
+		{"a distant store", func(t *bench) {
+			t.onAcquire(late(40 * time.Millisecond))
+			unlock(t, t.lock("k", lingers))
 			time.Sleep(d - time.Millisecond)
-			unlock(t, lockNow(t, c, "k", lingers))
+			unlock(t, t.lock("k", lingers))
 		}, 1, 1},
-		{"the inner lease of a re-entry", func(t *testing.T, f *faulty, c *hasp.Client) {
-			outer := lockNow(t, c, "k", lingers)
-			unlock(t, lockIn(t, c, outer.Context(), "k"))
+		{"the inner lease of a re-entry", func(t *bench) {
+			outer := t.lock("k", lingers)
+			unlock(t, t.lockIn(outer.Context(), "k"))
 			unlock(t, outer)
-			wantFree(t, f, false)
+			t.wantFree(false)
 			time.Sleep(d)
 		}, 1, 1},
-		{"callers that wait come first", func(t *testing.T, f *faulty, c *hasp.Client) {
-			l := lockNow(t, c, "k", lingers)
+		{"callers that wait come first", func(t *bench) {
+			l := t.lock("k", lingers)
 			got := make(chan *hasp.Lease)
 			for range 2 {
-				go func() { got <- lockNow(t, c, "k", lingers) }()
+				go func() { got <- t.lock("k", lingers) }()
 			}
 			time.Sleep(time.Millisecond)
 			unlock(t, l)
@@ -108,57 +99,54 @@ func TestLinger(t *testing.T) {
 			unlock(t, <-got)
 			time.Sleep(d)
 		}, 1, 1},
-		{"Break", func(t *testing.T, f *faulty, c *hasp.Client) {
-			unlock(t, lockNow(t, c, "k", lingers))
-			want(t, "Break", c.Break(t.Context(), "k"), nil)
+		{"Break", func(t *bench) {
+			unlock(t, t.lock("k", lingers))
+			want(t, "Break", t.Client.Break(t.Context(), "k"), nil)
 			time.Sleep(time.Millisecond)
-			unlock(t, await.Value(c.TryLock(t.Context(), "k")))
+			unlock(t, await.Value(t.TryLock(t.Context(), "k")))
 		}, 2, 2},
-		{"Break during the hold", func(t *testing.T, f *faulty, c *hasp.Client) {
-			l := lockNow(t, c, "k", lingers)
-			want(t, "Break", c.Break(t.Context(), "k"), nil)
+		{"Break during the hold", func(t *bench) {
+			l := t.lock("k", lingers)
+			want(t, "Break", t.Client.Break(t.Context(), "k"), nil)
 			want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
-			unlock(t, lockNow(t, c, "k"))
+			unlock(t, t.lock("k"))
 		}, 2, 2},
-		{"Close", func(t *testing.T, f *faulty, c *hasp.Client) {
-			unlock(t, lockNow(t, c, "k", lingers))
+		{"Close", func(t *bench) {
+			unlock(t, t.lock("k", lingers))
 			began := time.Now()
-			want(t, "Close", c.Close(), nil)
+			want(t, "Close", t.Client.Close(), nil)
 			within(t, "Close", began, 0)
 		}, 1, 1},
-		{"a release that hangs", func(t *testing.T, f *faulty, c *hasp.Client) {
-			f.set(func(f *faulty) {
-				f.release = func(_ backend.Claim, send func() error) error { time.Sleep(time.Second); return send() }
-			})
+		{"a release that hangs", func(t *bench) {
+			t.onRelease(slow(time.Second))
 			ctx := timeout(t, t.Context(), 10*time.Millisecond)
-			unlock(t, lockNow(t, c, "k", lingers))
+			unlock(t, t.lock("k", lingers))
 			began := time.Now()
-			want(t, "Lock", errOf(c.Lock(ctx, "k", hasp.WithFence())), context.DeadlineExceeded)
+			want(t, "Lock", errOf(t.Lock(ctx, "k", hasp.WithFence())), context.DeadlineExceeded)
 			within(t, "a wait of 10 ms", began, 10*time.Millisecond)
 			time.Sleep(2 * time.Second)
-			unlock(t, lockNow(t, c, "k", lingers))
+			unlock(t, t.lock("k", lingers))
 			began = time.Now()
-			want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithFence(), hasp.WithMaxWait(10*time.Millisecond))), hasp.ErrHeld)
+			want(t, "Lock", t.lockErr("k", hasp.WithFence(), hasp.WithMaxWait(10*time.Millisecond)), hasp.ErrHeld)
 			within(t, "a wait of 10 ms", began, 10*time.Millisecond)
 			time.Sleep(2 * time.Second)
 		}, 2, 2},
-		{"a store that hangs", func(t *testing.T, f *faulty, c *hasp.Client) {
-			unlock(t, lockNow(t, c, "k", lingers))
-			f.set(func(f *faulty) { f.release = hungRelease })
+		{"a store that hangs", func(t *bench) {
+			unlock(t, t.lock("k", lingers))
+			t.onRelease(hung)
 			began := time.Now()
-			want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithFence())), hasp.ErrUnavailable)
+			want(t, "TryLock", t.tryErr("k", hasp.WithFence()), hasp.ErrUnavailable)
 			within(t, "TryLock", began, hasp.DefaultTimeout)
-			f.set(func(f *faulty) { f.release = nil })
-			time.Sleep(2 * time.Hour)
+			t.onRelease(nil)
 		}, 1, 1},
-		{"callers whom the hold suits and callers whom it does not", func(t *testing.T, f *faulty, c *hasp.Client) {
-			f.set(func(f *faulty) { f.acquire = slowAcquire(time.Millisecond) })
+		{"callers whom the hold suits and callers whom it does not", func(t *bench) {
+			t.onAcquire(slow(time.Millisecond))
 			var all sync.WaitGroup
 			for i := range 6 {
 				all.Go(func() {
-					o := []hasp.Option{lingers, hasp.WithFence()}[i%2]
+					o := options{lingers, hasp.WithFence()}[i%2]
 					for range 50 {
-						if l, err := c.TryLock(t.Context(), "k", o); err == nil {
+						if l, err := t.TryLock(t.Context(), "k", o); err == nil {
 							time.Sleep(time.Duration(i) * time.Millisecond)
 							unlock(t, l)
 						}
@@ -168,57 +156,51 @@ func TestLinger(t *testing.T) {
 			}
 			all.Wait()
 			time.Sleep(time.Second)
-			wantFree(t, f, true)
-			a := f.attempts()
-			f.set(func(f *faulty) { f.acquired, f.released = f.acquired[:1], f.released[:1] })
+			t.wantFree(true)
+			a := t.attempts()
+			t.set(func(f *faulty) { f.acquired, f.released = f.acquired[:1], f.released[:1] })
 			if a < 10 { // otherwise the callers have not met
 				t.Error("attempts", a)
 			}
 		}, 1, 1},
-		{"a Break that fails", func(t *testing.T, f *faulty, c *hasp.Client) {
+		{"a Break that fails", func(t *bench) {
 			dead, cancel := context.WithCancel(t.Context())
 			cancel()
 			for range 10 {
-				unlock(t, lockNow(t, c, "k", lingers))
-				c.Break(dead, "k")
+				unlock(t, t.lock("k", lingers))
+				t.Client.Break(dead, "k")
 				time.Sleep(time.Millisecond) // until the key is released
 			}
 			time.Sleep(d)
-			wantFree(t, f, true)
+			t.wantFree(true)
 		}, 10, 10},
-		{"Close with many keys", func(t *testing.T, f *faulty, c *hasp.Client) {
+		{"Close with many keys", func(t *bench) {
 			for i := range 2000 {
-				unlock(t, lockNow(t, c, fmt.Sprint(i), lingers))
+				unlock(t, t.lock(fmt.Sprint(i), lingers))
 			}
-			f.set(func(f *faulty) {
-				f.release = func(_ backend.Claim, send func() error) error { time.Sleep(time.Millisecond); return send() }
-			})
-			want(t, "Close", c.Close(), nil)
+			t.onRelease(slow(time.Millisecond))
+			want(t, "Close", t.Client.Close(), nil)
 		}, 2000, 2000},
-		{"a release whose answer is lost", func(t *testing.T, f *faulty, c *hasp.Client) {
-			unlock(t, lockNow(t, c, "k", lingers))
+		{"a release whose answer is lost", func(t *bench) {
+			unlock(t, t.lock("k", lingers))
 			lost := 0
-			f.set(func(f *faulty) {
-				f.release = func(_ backend.Claim, send func() error) error {
-					if lost++; lost == 1 {
-						send()
-						return errNet
-					}
-					return send()
+			t.onRelease(func(q *call) error {
+				if lost++; lost == 1 {
+					q.send()
+					return errNet
 				}
+				return q.send()
 			})
-			unlock(t, lockNow(t, c, "k", hasp.WithFence()))
+			unlock(t, t.lock("k", hasp.WithFence()))
 		}, 2, 3},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				tc.run(t, f, c)
-				time.Sleep(time.Second)
-				if a, _, r := f.calls(); a != tc.a || r != tc.r {
-					t.Errorf("%d attempts and %d releases, want %d and %d", a, r, tc.a, tc.r)
-				}
-				nothingLeft(t, c)
-			})
+		runClient(t, tc.name, nil, func(t *bench) {
+			tc.run(t)
+			time.Sleep(time.Second)
+			if a, _, r := t.calls(); a != tc.a || r != tc.r {
+				t.Errorf("%d attempts and %d releases, want %d and %d", a, r, tc.a, tc.r)
+			}
+			t.nothingLeft()
 		})
 	}
 }
@@ -226,24 +208,24 @@ func TestLinger(t *testing.T) {
 // A key that lingers is renewed, and it can be lost. No event reports that loss.
 func TestLingerIsRenewedAndLost(t *testing.T) {
 	var s seen
-	withClient(t, &hasp.Options{TTL: 100 * time.Millisecond, Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger()))
+	withClient(t, &hasp.Options{TTL: 100 * time.Millisecond, Observe: s.observe}, func(t *bench) {
+		unlock(t, t.lock("k", hasp.WithLinger()))
 		time.Sleep(20 * time.Millisecond)
-		want(t, "Break", f.Break(t.Context(), "k"), nil)
+		want(t, "Break", t.faulty.Break(t.Context(), "k"), nil)
 		time.Sleep(20 * time.Millisecond) // the renewal, a third of the term after the grant, finds that the hold is lost
-		if _, renewals, releases := f.calls(); renewals != 1 || releases != 1 {
+		if _, renewals, releases := t.calls(); renewals != 1 || releases != 1 {
 			t.Errorf("%d renewals and %d releases, want one of each", renewals, releases)
 		}
 
 		// The grant comes late, and no reply to a renewal comes. So the term ends before the linger.
-		f.set(func(f *faulty) {
-			f.acquire = lateAnswer(80 * time.Millisecond)
-			f.renew = renewal(lostReply)
+		t.set(func(f *faulty) {
+			f.acquire = late(80 * time.Millisecond)
+			f.renew = lostReply
 		})
-		unlock(t, lockNow(t, c, "k", hasp.WithLinger()))
-		wantFree(t, f, false)
+		unlock(t, t.lock("k", hasp.WithLinger()))
+		t.wantFree(false)
 		time.Sleep(20 * time.Millisecond)
-		wantFree(t, f, true)
+		t.wantFree(true)
 		// The renewal of the second hold is due at its grant, so it may fail before the Unlock.
 		if len(s.of(hasp.EventLost)) > 0 || len(s.of(hasp.EventReleased)) != 2 {
 			t.Errorf("events %+v, want two releases and no loss", s.all)
@@ -256,20 +238,20 @@ func TestLingerIsRenewedAndLost(t *testing.T) {
 func TestLingerKeepsNobodyOut(t *testing.T) {
 	for name, traits := range map[string]backend.Traits{"in no order": inNoOrder, "ordered": inOrderOfArrival} {
 		t.Run(name, func(t *testing.T) {
-			release := func(cl backend.Claim, send func() error) error {
-				if cl.Key == "slow" {
+			release := func(q *call) error {
+				if q.Key == "slow" {
 					time.Sleep(10 * time.Millisecond)
 				}
-				return send()
+				return q.send()
 			}
-			withRival(t, hooked{traits: traits, release: release}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
-				unlock(t, lockNow(t, c, "slow", hasp.WithLinger()))
+			withRival(t, hooked{traits: traits, release: release}, func(t *bench, rival *hasp.Lease) {
+				unlock(t, t.lock("slow", hasp.WithLinger()))
 				var order []int
 				var all sync.WaitGroup
 				for i := range 5 {
 					o := hasp.WithTTL(time.Hour + time.Duration(i)) // no caller can use the hold of another one
 					all.Go(func() {
-						l := lockNow(t, c, "slow", o)
+						l := t.lock("slow", o)
 						order = append(order, i)
 						unlock(t, l)
 					})
@@ -279,10 +261,10 @@ func TestLingerKeepsNobodyOut(t *testing.T) {
 				inOrder(t, order, 5)
 
 				unlock(t, rival)
-				unlock(t, lockNow(t, c, "k", hasp.WithLinger()))
+				unlock(t, t.lock("k", hasp.WithLinger()))
 				time.Sleep(50 * time.Millisecond)
 				began := time.Now()
-				l := lockNow(t, c, "k")
+				l := t.lock("k")
 				if gap := time.Since(began); gap < 9*time.Millisecond || gap > 10*time.Millisecond {
 					t.Errorf("the key was taken again after %v", gap)
 				}

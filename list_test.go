@@ -31,7 +31,7 @@ func listOf(c *hasp.Client, ctx context.Context, prefix string) (all []backend.E
 func TestListErrors(t *testing.T) {
 	c := await.Value(hasp.New(plainDriver{memlock.NewDriver()}, nil))
 	_, err := listOf(c, t.Context(), "p")
-	wantOnly(t, "a driver that is no Lister", err, errors.ErrUnsupported)
+	want(t, "a driver that is no Lister", err, errors.ErrUnsupported)
 	var e *hasp.Error
 	if !errors.As(err, &e) || e.Op != "list" || e.Key != "p" {
 		t.Errorf("got %v", err)
@@ -46,7 +46,7 @@ func TestListErrors(t *testing.T) {
 	wantOnly(t, "a context that has ended", err, context.Canceled)
 	want(t, "its cause", err, why)
 	c.Close()
-	wantOnly(t, "a Client that is closed", errOf(listOf(c, t.Context(), "")), hasp.ErrClosed)
+	want(t, "a Client that is closed", errOf(listOf(c, t.Context(), "")), hasp.ErrClosed)
 }
 
 // lister yields two entries, and then the error of next, if there is one. It counts its steps.
@@ -78,28 +78,25 @@ func (d lister) List(ctx context.Context, _ string, _ time.Duration) iter.Seq2[b
 
 func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 	for _, ends := range everyEnd {
-		t.Run(fmt.Sprint(ends), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				steps := 0
-				down := errors.New("connection refused")
-				c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(context.Context) error { return down }}, nil))
-				defer c.Close()
-				list := c.List(t.Context(), "")
+		runBubble(t, fmt.Sprint(ends), func(t *testing.T) {
+			steps := 0
+			down := errors.New("connection refused")
+			c := opened(t, lister{memlock.NewDriver().(Driver), ends, &steps, func(context.Context) error { return down }}, nil)
+			list := c.List(t.Context(), "")
+			time.Sleep(time.Second)
+			equal(t, "steps before the loop", steps, 0)
+			for _, err := range list {
+				want(t, "list", err, nil)
 				time.Sleep(time.Second)
-				equal(t, "steps before the loop", steps, 0)
-				for _, err := range list {
-					want(t, "list", err, nil)
-					time.Sleep(time.Second)
-					equal(t, "steps during the first turn", steps, 1)
-					break
-				}
-				time.Sleep(time.Second)
-				equal(t, "steps after the loop", steps, 1)
+				equal(t, "steps during the first turn", steps, 1)
+				break
+			}
+			time.Sleep(time.Second)
+			equal(t, "steps after the loop", steps, 1)
 
-				all, err := listOf(c, t.Context(), "")
-				wantOutage(t, "list", err, down)
-				equal(t, "entries before the error", len(all), 2)
-			})
+			all, err := listOf(c, t.Context(), "")
+			wantOutage(t, "list", err, down)
+			equal(t, "entries before the error", len(all), 2)
 		})
 	}
 }
@@ -108,36 +105,34 @@ func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 func TestListIsLeft(t *testing.T) {
 	for _, ends := range everyEnd {
 		for _, how := range []string{"cancelled", "deadline", "closed"} {
-			t.Run(fmt.Sprint(ends, how), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					steps, stuck := 0, make(chan struct{})
-					c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(ctx context.Context) error {
-						if ends == backend.CancelPrompt {
-							<-ctx.Done()
-							return ctx.Err()
-						}
-						<-stuck
-						return errors.New("late")
-					}}, &hasp.Options{Timeout: time.Minute}))
-					ctx, cancel := context.WithCancel(t.Context())
-					target := context.Canceled
-					switch how {
-					case "cancelled":
-						time.AfterFunc(time.Second, cancel)
-					case "deadline":
-						ctx, cancel = context.WithTimeout(ctx, time.Second)
-						target = context.DeadlineExceeded
-					case "closed":
-						time.AfterFunc(time.Second, func() { c.Close() })
-						target = hasp.ErrClosed
+			runBubble(t, fmt.Sprint(ends, how), func(t *testing.T) {
+				steps, stuck := 0, make(chan struct{})
+				c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(ctx context.Context) error {
+					if ends == backend.CancelPrompt {
+						<-ctx.Done()
+						return ctx.Err()
 					}
-					defer cancel()
-					began := time.Now()
-					wantOnly(t, "list", errOf(listOf(c, ctx, "")), target)
-					equal(t, "the time it took", time.Since(began), time.Second)
-					close(stuck)
-					c.Close()
-				})
+					<-stuck
+					return errors.New("late")
+				}}, &hasp.Options{Timeout: time.Minute}))
+				ctx, cancel := context.WithCancel(t.Context())
+				target := context.Canceled
+				switch how {
+				case "cancelled":
+					time.AfterFunc(time.Second, cancel)
+				case "deadline":
+					ctx, cancel = context.WithTimeout(ctx, time.Second)
+					target = context.DeadlineExceeded
+				case "closed":
+					time.AfterFunc(time.Second, func() { c.Close() })
+					target = hasp.ErrClosed
+				}
+				defer cancel()
+				began := time.Now()
+				wantOnly(t, "list", errOf(listOf(c, ctx, "")), target)
+				equal(t, "the time it took", time.Since(began), time.Second)
+				close(stuck)
+				c.Close()
 			})
 		}
 	}
@@ -160,6 +155,6 @@ func TestCloseDuringAList(t *testing.T) {
 			c.Close()
 		}
 		equal(t, "turns", turns, 2)
-		wantOnly(t, "list", last, hasp.ErrClosed)
+		want(t, "list", last, hasp.ErrClosed)
 	})
 }

@@ -21,24 +21,15 @@ import (
 // This file tests that LockAll and Leases.Unlock make their calls at the same time, and that
 // LockAll keeps its promises nevertheless.
 
-// far makes each call of f take the time that trip returns, half of it on the way to the store.
-func far(f *faulty, trip func() time.Duration) {
-	f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		d := trip() / 2
-		time.Sleep(d)
-		defer time.Sleep(d)
-		return send()
+// far makes each attempt and each release take a round trip, half of it on the way to the store.
+func far(f *faulty, trip time.Duration) {
+	f.acquire = func(q *call) error {
+		time.Sleep(trip / 2)
+		defer time.Sleep(trip / 2)
+		return q.send()
 	}
-	f.release = func(_ backend.Claim, send func() error) error {
-		d := trip() / 2
-		time.Sleep(d)
-		defer time.Sleep(d)
-		return send()
-	}
+	f.release = f.acquire
 }
-
-// upTo returns a function that returns a random time below d.
-func upTo(d time.Duration) func() time.Duration { return func() time.Duration { return rand.N(d) } }
 
 func several(n int) (keys []string) {
 	for i := range n {
@@ -48,32 +39,32 @@ func several(n int) (keys []string) {
 }
 
 func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		far(f, func() time.Duration { return 10 * time.Millisecond })
+	withClient(t, nil, func(t *bench) {
+		far(t.faulty, 10*time.Millisecond)
 		for _, tc := range []struct {
 			keys  int
 			trips time.Duration
 			opts  []hasp.Option
 		}{
-			{2, 1, nil}, {64, 1, nil}, {65, 2, nil}, {64, 1, []hasp.Option{hasp.WithMaxWait(time.Second), hasp.WithFence()}},
-			{4, 4, []hasp.Option{hasp.WithMaxWait(0), hasp.WithLinger()}},
-			{4, 4, []hasp.Option{hasp.WithMaxWait(10 * time.Millisecond)}}, // there is no time to wait for another LockAll
+			{2, 1, nil}, {64, 1, nil}, {65, 2, nil}, {64, 1, options{hasp.WithMaxWait(time.Second), hasp.WithFence()}},
+			{4, 4, options{hasp.WithMaxWait(0), hasp.WithLinger()}},
+			{4, 4, options{hasp.WithMaxWait(10 * time.Millisecond)}}, // there is no time to wait for another LockAll
 		} {
-			before := f.attempts()
+			before := t.attempts()
 			began := time.Now()
-			ls := await.Value(hasp.LockAll(t.Context(), c, several(tc.keys), tc.opts...))
+			ls := await.Value(hasp.LockAll(t.Context(), t.Client, several(tc.keys), tc.opts...))
 			equal(t, fmt.Sprintf("time of LockAll of %d", tc.keys), time.Since(began), tc.trips*10*time.Millisecond)
-			equal(t, "attempts", f.attempts()-before, tc.keys)
+			equal(t, "attempts", t.attempts()-before, tc.keys)
 
 			began = time.Now()
-			unlock(t, await.Value(hasp.LockAll(ls.Context(), c, several(tc.keys), hasp.WithMaxWait(0))))
+			unlock(t, await.Value(hasp.LockAll(ls.Context(), t.Client, several(tc.keys), hasp.WithMaxWait(0))))
 			within(t, "re-entry", began, 0)
 			unlock(t, ls)
 			within(t, "Unlock", began, time.Duration((tc.keys+63)/64)*10*time.Millisecond)
-			freed(t, f, "it lingers", several(tc.keys)...)
+			t.freed("it lingers", several(tc.keys)...)
 			time.Sleep(time.Second) // until the gap is over
 		}
-		nothingLeft(t, c)
+		t.nothingLeft()
 	})
 }
 
@@ -81,29 +72,29 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 // fails.
 func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 	for name, wrap := range behind {
-		withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
-			far(f, func() time.Duration { return 10 * time.Millisecond })
+		withTwo(t, nil, func(t *bench, rival *hasp.Client) {
+			far(t.faulty, 10*time.Millisecond)
 			b := lockNow(t, rival, "b")
 			failed := make(chan error)
 			go func() {
 				ctx := timeout(t, t.Context(), time.Hour)
-				_, err := hasp.LockAll(ctx, wrap(c), []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
+				_, err := hasp.LockAll(ctx, wrap(t.Client), []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
 				failed <- err
 			}()
 			time.Sleep(100 * time.Millisecond)
-			if free(t, f, "a") {
+			if t.free("a") {
 				t.Error("a is free")
 			}
-			freed(t, f, "it is held", "c", "d")
+			t.freed("it is held", "c", "d")
 
 			began := time.Now()
-			want(t, "Break", f.Break(t.Context(), "a"), nil)
-			wantOnly(t, "LockAll of "+name, <-failed, hasp.ErrLost)
+			want(t, "Break", t.faulty.Break(t.Context(), "a"), nil)
+			want(t, "LockAll of "+name, <-failed, hasp.ErrLost)
 			within(t, "LockAll that has lost a key", began, hasp.DefaultTTL)
 			unlock(t, b)
 			time.Sleep(time.Second)
-			freed(t, f, "it is held", "a", "b", "c", "d")
-			nothingLeft(t, c)
+			t.freed("it is held", "a", "b", "c", "d")
+			t.nothingLeft()
 		})
 	}
 }
@@ -130,14 +121,14 @@ var behind = map[string]func(c *hasp.Client) hasp.Locker{
 func TestUnlockOfOneOfSeveral(t *testing.T) {
 	for name, wrap := range behind {
 		for _, held := range []string{"", "a", "b"} {
-			withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+			withTwo(t, nil, func(t *bench, rival *hasp.Client) {
 				if held != "" {
 					l := lockNow(t, rival, held)
 					time.AfterFunc(time.Second, func() { l.Unlock(context.Background()) })
 				}
 				for i, keys := 0, []string{"a", "b", "c"}; i < len(keys); i++ {
-					ls := await.Value(hasp.LockAll(t.Context(), wrap(c), keys))
-					unlock(t, await.Value(hasp.LockAll(ls.Context(), c, keys, hasp.WithMaxWait(0))))
+					ls := await.Value(hasp.LockAll(t.Context(), wrap(t.Client), keys))
+					unlock(t, await.Value(hasp.LockAll(ls.Context(), t.Client, keys, hasp.WithMaxWait(0))))
 					derived, cancel := context.WithCancel(ls.Context())
 					unlock(t, ls.All()[i])
 					want(t, name+": the joint context", context.Cause(derived), hasp.ErrReleased)
@@ -150,7 +141,7 @@ func TestUnlockOfOneOfSeveral(t *testing.T) {
 					}
 					cancel()
 				}
-				nothingLeft(t, c)
+				t.nothingLeft()
 			})
 		}
 	}
@@ -159,10 +150,10 @@ func TestUnlockOfOneOfSeveral(t *testing.T) {
 // When the first lease has ended by the clock, the joint context has ended, even if no timer has
 // fired.
 func TestJointContextReadsTheClockOfEachLease(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		ls := await.Value(hasp.LockAll(t.Context(), c, []string{"a", "b"}))
+	withClient(t, nil, func(t *bench) {
+		ls := await.Value(hasp.LockAll(t.Context(), t.Client, []string{"a", "b"}))
 		want(t, "Extend", ls.All()[1].Extend(t.Context(), time.Hour), nil)
-		hasp.Skip(c, hasp.DefaultTTL)
+		hasp.Skip(t.Client, hasp.DefaultTTL)
 		want(t, "the joint context", ls.Context().Err(), context.Canceled)
 		want(t, "its cause", context.Cause(ls.Context()), hasp.ErrLost)
 		want(t, "b", ls.All()[1].Err(), nil)
@@ -186,15 +177,15 @@ func (c *children) AfterFunc(f func()) (stop func() bool) {
 
 // After an Unlock, and after a LockAll that has failed, the caller's context has no child left.
 func TestLockAllLeavesNoContext(t *testing.T) {
-	withTwo(t, nil, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+	withTwo(t, nil, func(t *bench, rival *hasp.Client) {
 		ctx := &children{Context: t.Context()}
-		ls := await.Value(hasp.LockAll(ctx, c, several(3)))
+		ls := await.Value(hasp.LockAll(ctx, t.Client, several(3)))
 		if ctx.n.Load() == 0 {
 			t.Error("the context has no children")
 		}
 		unlock(t, ls)
 		l := lockNow(t, rival, "000")
-		want(t, "LockAll", errOf(hasp.LockAll(ctx, c, several(3), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		want(t, "LockAll", errOf(hasp.LockAll(ctx, t.Client, several(3), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
 		equal(t, "children that are left", ctx.n.Load(), 0)
 		unlock(t, l)
 	})
@@ -202,15 +193,20 @@ func TestLockAllLeavesNoContext(t *testing.T) {
 
 // rivals runs n calls at the same time, each with its own Client, whose round trips take up to 2
 // ms. It returns the errors of the calls.
-func rivals(t *testing.T, n int, call func(i int, c *hasp.Client) error) []error {
+func rivals(t testing.TB, n int, run func(i int, c *hasp.Client) error) []error {
 	store, errs := new(memlock.Store), make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		f := &faulty{Driver: store.Driver().(Driver)}
-		far(f, upTo(2*time.Millisecond))
+		f := faultyOver(store)
+		f.acquire = func(q *call) error {
+			time.Sleep(rand.N(time.Millisecond))
+			defer time.Sleep(rand.N(time.Millisecond))
+			return q.send()
+		}
+		f.release = f.acquire
 		c := await.Value(hasp.New(f, nil))
 		defer c.Close()
-		wg.Go(func() { errs[i] = call(i, c) })
+		wg.Go(func() { errs[i] = run(i, c) })
 	}
 	wg.Wait()
 	return errs
@@ -267,22 +263,20 @@ func TestLockAllLeavesGaps(t *testing.T) {
 
 // If the answer for a key is lost, or attempts at it fail for a while, LockAll still gets the key.
 func TestLockAllAfterALostReply(t *testing.T) {
-	for name, hook := range map[string]acquireHook{"lost": lostReply, "failed": failAcquire(errNet)} {
-		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				until := time.Now().Add(time.Second)
-				f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-					time.Sleep(5 * time.Millisecond)
-					if cl.Key == "002" && time.Now().Before(until) {
-						return hook(cl, send)
-					}
-					return send()
+	for name, hook := range map[string]hook{"lost": lostReply, "failed": failing(errNet)} {
+		runClient(t, name, nil, func(t *bench) {
+			until := time.Now().Add(time.Second)
+			t.acquire = func(q *call) error {
+				time.Sleep(5 * time.Millisecond)
+				if q.Key == "002" && time.Now().Before(until) {
+					return hook(q)
 				}
-				ls := await.Value(hasp.LockAll(t.Context(), c, several(5)))
-				unlock(t, ls)
-				time.Sleep(3 * hasp.DefaultTimeout) // until the lost tokens are released twice
-				nothingLeft(t, c)
-			})
+				return q.send()
+			}
+			ls := await.Value(hasp.LockAll(t.Context(), t.Client, several(5)))
+			unlock(t, ls)
+			time.Sleep(3 * hasp.DefaultTimeout) // until the lost tokens are released twice
+			t.nothingLeft()
 		})
 	}
 }
@@ -292,18 +286,18 @@ func TestLockAllAfterALostReply(t *testing.T) {
 func TestLockAllThatIsNotAnswered(t *testing.T) {
 	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
 		for _, hangs := range []string{"000", "003"} {
-			withEnds(t, ends, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-					if cl.Key >= hangs {
+			withEnds(t, ends, nil, func(t *bench) {
+				t.acquire = func(q *call) error {
+					if q.Key >= hangs {
 						time.Sleep(hasp.DefaultTimeout + time.Second/2) // so that the late answer comes before the second release
 					}
-					return send()
+					return q.send()
 				}
 				for _, bound := range []time.Duration{time.Second, time.Hour} {
 					ctx, cancel := context.WithCancelCause(t.Context())
 					began, left := time.Now(), errors.New("left")
 					time.AfterFunc(bound, func() { cancel(left) })
-					_, err := hasp.LockAll(ctx, c, several(5))
+					_, err := hasp.LockAll(ctx, t.Client, several(5))
 					if bound < hasp.DefaultTimeout {
 						want(t, "LockAll", err, left)
 						within(t, "LockAll", began, bound)
@@ -312,8 +306,8 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 						within(t, "LockAll", began, hasp.DefaultTimeout+10*time.Millisecond)
 					}
 					time.Sleep(4 * hasp.DefaultTimeout) // until the late answers have come, and their tokens are released
-					freed(t, f, "it is held", several(5)...)
-					nothingLeft(t, c)
+					t.freed("it is held", several(5)...)
+					t.nothingLeft()
 				}
 			})
 		}
@@ -332,12 +326,12 @@ func TestSeveralKeysWithACallerThatPanics(t *testing.T) {
 				}
 			}
 			o := &hasp.Options{Observe: func(context.Context, hasp.Event) { spring() }}
-			withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+			withClient(t, o, func(t *bench) {
 				recovered := make(chan any)
 				go func() {
 					defer func() { recovered <- recover() }()
 					ctx := trap{t.Context(), func(string) { spring() }}
-					hasp.DoAll(ctx, c, several(3), func(context.Context, *hasp.Leases) error { return nil })
+					hasp.DoAll(ctx, t.Client, several(3), func(context.Context, *hasp.Leases) error { return nil })
 					returned = true
 				}()
 				v := <-recovered
@@ -345,8 +339,8 @@ func TestSeveralKeysWithACallerThatPanics(t *testing.T) {
 					t.Errorf("%s at step %d: returned %t, recovered %v", name, step, returned, v)
 				}
 				time.Sleep(time.Second) // until calls of unknown outcome are released
-				freed(t, f, "it is held", several(3)...)
-				nothingLeft(t, c)
+				t.freed("it is held", several(3)...)
+				t.nothingLeft()
 			})
 		}
 	}

@@ -14,20 +14,20 @@ import (
 
 // keptFor fails the test unless key stays held for d from now, and is free after that. RetryAfter
 // of the refusal must be d.
-func keptFor(t *testing.T, f *faulty, key string, d time.Duration) {
+func (t *bench) keptFor(key string, d time.Duration) {
 	t.Helper()
 	c := backend.Claim{Key: key, Token: "stranger", TTL: time.Minute, Timeout: time.Second}
-	_, err := f.Driver.Acquire(t.Context(), c)
+	_, err := t.Driver.Acquire(t.Context(), c)
 	var held *backend.HeldError
 	if !errors.As(err, &held) || held.RetryAfter != d {
 		t.Fatalf("got %v (%+v), want a refusal for %v", err, held, d)
 	}
 	time.Sleep(d - 1)
-	if free(t, f, key) {
+	if t.free(key) {
 		t.Errorf("the key was free before %v had passed", d)
 	}
 	time.Sleep(time.Nanosecond)
-	freed(t, f, "the key is held after the min hold", key)
+	t.freed("the key is held after the min hold", key)
 }
 
 func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
@@ -37,19 +37,19 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 		held time.Duration // time until Unlock
 		kept time.Duration // how long the key is held after Unlock
 	}{
-		{"shorter than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second)}, time.Second, 4 * time.Second},
-		{"longer than the term", []hasp.Option{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 4 * time.Second},
-		{"with several renewals", []hasp.Option{hasp.WithMinHold(time.Minute)}, 50 * time.Second, 10 * time.Second},
-		{"without renewal", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 29 * time.Second, 31 * time.Second},
-		{"with a max hold", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(time.Minute)}, time.Second, 59 * time.Second},
-		{"with a fence", []hasp.Option{hasp.WithMinHold(time.Minute), hasp.WithFence()}, time.Second, 59 * time.Second},
-		{"that is over", []hasp.Option{hasp.WithMinHold(time.Minute)}, time.Minute, 0},
-		{"of zero", []hasp.Option{hasp.WithMinHold(0)}, 0, 0},
+		{"shorter than the term", options{hasp.WithMinHold(5 * time.Second)}, time.Second, 4 * time.Second},
+		{"longer than the term", options{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 4 * time.Second},
+		{"with several renewals", options{hasp.WithMinHold(time.Minute)}, 50 * time.Second, 10 * time.Second},
+		{"without renewal", options{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 29 * time.Second, 31 * time.Second},
+		{"with a max hold", options{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(time.Minute)}, time.Second, 59 * time.Second},
+		{"with a fence", options{hasp.WithMinHold(time.Minute), hasp.WithFence()}, time.Second, 59 * time.Second},
+		{"that is over", options{hasp.WithMinHold(time.Minute)}, time.Minute, 0},
+		{"of zero", options{hasp.WithMinHold(0)}, 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var s seen
-			withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
-				l := lockNow(t, c, "k", tc.opts...)
+			withClient(t, &hasp.Options{Observe: s.observe}, func(t *bench) {
+				l := t.lock("k", tc.opts...)
 				time.Sleep(tc.held)
 				start := time.Now()
 				unlock(t, l)
@@ -57,12 +57,12 @@ func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 				want(t, "Err", l.Err(), hasp.ErrReleased)
 				want(t, "a second Unlock", l.Unlock(t.Context()), hasp.ErrReleased)
 				if tc.kept == 0 {
-					freed(t, f, "the key is held after Unlock", "k")
+					t.freed("the key is held after Unlock", "k")
 				} else {
-					want(t, "TryLock of the same Client", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
-					keptFor(t, f, "k", tc.kept)
+					want(t, "TryLock of the same Client", t.tryErr("k"), hasp.ErrHeld)
+					t.keptFor("k", tc.kept)
 				}
-				nothingLeft(t, c)
+				t.nothingLeft()
 				if len(s.of(hasp.EventLost)) > 0 {
 					t.Errorf("events %+v", s.all)
 				}
@@ -87,17 +87,15 @@ func TestMinHoldUnderReentry(t *testing.T) {
 		{"longer than the max hold of the outer lease", hasp.WithMaxHold(10 * time.Second), time.Minute, 59 * time.Second},
 		{"longer than an outer lease without renewal", hasp.WithoutRenewal(), time.Minute, 59 * time.Second},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				outer := lockNow(t, c, "k", tc.outer)
-				time.Sleep(time.Second)
-				inner := lockIn(t, c, outer.Context(), "k", hasp.WithMinHold(tc.inner))
-				unlock(t, inner)
-				equal(t, "releases by the Unlock of the inner lease", f.releases(), 0)
-				time.Sleep(time.Second)
-				unlock(t, outer)
-				keptFor(t, f, "k", tc.kept)
-			})
+		runClient(t, tc.name, nil, func(t *bench) {
+			outer := t.lock("k", tc.outer)
+			time.Sleep(time.Second)
+			inner := t.lockIn(outer.Context(), "k", hasp.WithMinHold(tc.inner))
+			unlock(t, inner)
+			equal(t, "releases by the Unlock of the inner lease", t.releases(), 0)
+			time.Sleep(time.Second)
+			unlock(t, outer)
+			t.keptFor("k", tc.kept)
 		})
 	}
 }
@@ -111,29 +109,27 @@ func TestMinHoldInLine(t *testing.T) {
 		waits       time.Duration
 		asks        int // attempts of both callers
 	}{
-		{"of the first", []hasp.Option{hasp.WithMinHold(10 * time.Second)}, nil, 10 * time.Second, 2},
-		{"of the first, and over", []hasp.Option{hasp.WithMinHold(1)}, nil, 0, 2},
-		{"of the next", nil, []hasp.Option{hasp.WithMinHold(10 * time.Second)}, 0, 1},
+		{"of the first", options{hasp.WithMinHold(10 * time.Second)}, nil, 10 * time.Second, 2},
+		{"of the first, and over", options{hasp.WithMinHold(1)}, nil, 0, 2},
+		{"of the next", nil, options{hasp.WithMinHold(10 * time.Second)}, 0, 1},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				start := time.Now()
-				l := lockNow(t, c, "k", tc.first...)
-				got := lockSoon(t, c, t.Context(), "k", tc.next...)
-				time.Sleep(time.Millisecond)
-				unlock(t, l)
-				next := <-got
-				if waited := time.Since(start); waited < tc.waits || waited > tc.waits+100*time.Millisecond {
-					t.Errorf("the next caller waited %v, want %v", waited, tc.waits)
-				}
-				if a := f.attempts(); a < tc.asks || tc.asks == 1 && a > 1 {
-					t.Errorf("%d attempts, want %d", a, tc.asks)
-				}
-				unlock(t, next)
-				if tc.next != nil {
-					keptFor(t, f, "k", 10*time.Second)
-				}
-			})
+		runClient(t, tc.name, nil, func(t *bench) {
+			start := time.Now()
+			l := t.lock("k", tc.first...)
+			got := t.lockSoon(t.Context(), "k", tc.next...)
+			time.Sleep(time.Millisecond)
+			unlock(t, l)
+			next := <-got
+			if waited := time.Since(start); waited < tc.waits || waited > tc.waits+100*time.Millisecond {
+				t.Errorf("the next caller waited %v, want %v", waited, tc.waits)
+			}
+			if a := t.attempts(); a < tc.asks || tc.asks == 1 && a > 1 {
+				t.Errorf("%d attempts, want %d", a, tc.asks)
+			}
+			unlock(t, next)
+			if tc.next != nil {
+				t.keptFor("k", 10*time.Second)
+			}
 		})
 	}
 }
@@ -143,27 +139,25 @@ func TestMinHoldInLine(t *testing.T) {
 func TestMinHoldOfUnknownOutcome(t *testing.T) {
 	for _, carried := range []bool{false, true} {
 		for _, again := range []bool{false, true} {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				l := lockNow(t, c, "k", hasp.WithMinHold(10*time.Second))
+			withClient(t, nil, func(t *bench) {
+				l := t.lock("k", hasp.WithMinHold(10*time.Second))
 				end := time.Now().Add(10 * time.Second)
 				var ends []time.Time
-				f.set(func(f *faulty) {
-					f.release = func(cl backend.Claim, send func() error) error {
-						ends = append(ends, cl.KeepUntil)
-						if carried {
-							send()
-						}
-						return errNet
+				t.onRelease(func(q *call) error {
+					ends = append(ends, q.KeepUntil)
+					if carried {
+						q.send()
 					}
+					return errNet
 				})
 				want(t, "Unlock", l.Unlock(t.Context()), errNet)
 				time.Sleep(time.Second)
-				f.set(up)
+				t.set(up)
 				if again {
 					want(t, "Unlock called again", l.Unlock(t.Context()), nil)
 				}
 				time.Sleep(time.Until(end.Add(-time.Second)))
-				keptFor(t, f, "k", time.Second)
+				t.keptFor("k", time.Second)
 				want(t, "Unlock in the end", l.Unlock(t.Context()), map[bool]error{true: hasp.ErrReleased}[again])
 				for _, at := range ends {
 					if !at.Equal(end) {
@@ -178,29 +172,29 @@ func TestMinHoldOfUnknownOutcome(t *testing.T) {
 // The lease is lost by the Client's clock while the store cannot be reached. The store still has
 // the hold, so Unlock releases it with the min hold.
 func TestMinHoldOfALeaseThatLapsed(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		outer := lockNow(t, c, "k")
-		f.set(down)
-		lockIn(t, c, outer.Context(), "k", hasp.WithMinHold(40*time.Second))
+	withClient(t, nil, func(t *bench) {
+		outer := t.lock("k")
+		t.set(down)
+		t.lockIn(outer.Context(), "k", hasp.WithMinHold(40*time.Second))
 		time.Sleep(30*time.Second - time.Millisecond) // the deadline has passed, but the term in the store has not ended
 		want(t, "Err", outer.Err(), hasp.ErrLost)
-		f.set(up)
+		t.set(up)
 		want(t, "Unlock", outer.Unlock(t.Context()), hasp.ErrLost)
 		synctest.Wait()
-		keptFor(t, f, "k", 10*time.Second+time.Millisecond)
+		t.keptFor("k", 10*time.Second+time.Millisecond)
 	})
 }
 
 // If the machine sleeps during the min hold, that time counts.
 func TestMinHoldCountsASuspend(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		suspend := hasp.Suspendable(c)
-		l := lockNow(t, c, "k", hasp.WithMinHold(20*time.Second))
+	withClient(t, nil, func(t *bench) {
+		suspend := hasp.Suspendable(t.Client)
+		l := t.lock("k", hasp.WithMinHold(20*time.Second))
 		time.Sleep(time.Second)
 		suspend(15 * time.Second)
 		time.Sleep(2 * time.Millisecond)
 		unlock(t, l)
-		st, err := f.Inspect(t.Context(), "k")
+		st, err := t.faulty.Inspect(t.Context(), "k")
 		if left := st.TTL.Round(time.Millisecond); err != nil || left != 4*time.Second-2*time.Millisecond {
 			t.Errorf("the key is kept for %v more (%v)", left, err)
 		}
@@ -210,16 +204,16 @@ func TestMinHoldCountsASuspend(t *testing.T) {
 // If a renewal finds that the hold is lost, the engine releases the token, in case a part of the
 // store still has it. That release does not keep the key.
 func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k", hasp.WithMinHold(time.Minute))
+	withClient(t, nil, func(t *bench) {
+		l := t.lock("k", hasp.WithMinHold(time.Minute))
 		var kept atomic.Bool
-		f.set(func(f *faulty) {
-			f.renew = renewal(failAcquire(hasp.ErrLost))
-			f.release = func(c backend.Claim, send func() error) error {
-				if !c.KeepUntil.IsZero() {
+		t.set(func(f *faulty) {
+			f.renew = failing(hasp.ErrLost)
+			f.release = func(q *call) error {
+				if !q.KeepUntil.IsZero() {
 					kept.Store(true)
 				}
-				return send()
+				return q.send()
 			}
 		})
 		<-l.Context().Done()
@@ -227,17 +221,17 @@ func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
 		if kept.Load() {
 			t.Error("a release after a loss keeps the key")
 		}
-		freed(t, f, "the key is held after its loss", "k")
+		t.freed("the key is held after its loss", "k")
 	})
 }
 
 func TestLockAllKeepsEachKey(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		all := await.Value(hasp.LockAll(t.Context(), c, []string{"a", "b"}, hasp.WithMinHold(time.Hour)))
+	withClient(t, nil, func(t *bench) {
+		all := await.Value(hasp.LockAll(t.Context(), t.Client, []string{"a", "b"}, hasp.WithMinHold(time.Hour)))
 		want(t, "Unlock", all.Unlock(t.Context()), nil)
 		time.Sleep(time.Hour - 1)
 		for _, key := range []string{"a", "b"} {
-			if free(t, f, key) {
+			if t.free(key) {
 				t.Errorf("%s was free before the min hold had passed", key)
 			}
 		}

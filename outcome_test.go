@@ -11,90 +11,92 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 )
 
-func onlyOnce(f *faulty, hook acquireHook) {
-	f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+func onlyOnce(f *faulty, hook hook) {
+	f.acquire = func(q *call) error {
 		f.set(func(f *faulty) { f.acquire = nil })
-		return hook(c, send)
+		return hook(q)
 	}
 }
 
 func TestReplyLostOnTryLock(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.release = func(c backend.Claim, send func() error) error {
-			if c.Handle != nil { // there was no answer, and so no handle
-				t.Errorf("released with the handle %v", c.Handle)
+	withClient(t, nil, func(t *bench) {
+		t.release = func(q *call) error {
+			if q.Handle != nil { // there was no answer, and so no handle
+				t.Errorf("released with the handle %v", q.Handle)
 			}
-			return send()
+			return q.send()
 		}
 		for times := 1; times <= 2; times++ { // twice, because the goroutine that cleans up ends in between
-			onlyOnce(f, lostReply)
-			wantOutage(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), errNet)
+			onlyOnce(t.faulty, lostReply)
+			wantOutage(t, "TryLock", t.tryErr("k"), errNet)
 			synctest.Wait()
-			freed(t, f, "what the lost attempt took was not released", "k")
+			t.freed("what the lost attempt took was not released", "k")
 			time.Sleep(hasp.DefaultTimeout + time.Millisecond)
 			synctest.Wait()
-			equal(t, "releases, at once and after Timeout", f.releases(), 2*times)
+			equal(t, "releases, at once and after Timeout", t.releases(), 2*times)
 		}
 
 		// If the driver cleans up after its calls, the Client does not.
-		f.cleans = true
-		cleans := await.Value(hasp.New(f, nil))
-		defer cleans.Close()
-		before := f.releases()
-		onlyOnce(f, lostReply)
+		t.cleans = true
+		cleans := opened(t, t.faulty, nil)
+		before := t.releases()
+		onlyOnce(t.faulty, lostReply)
 		wantOutage(t, "TryLock", errOf(cleans.TryLock(t.Context(), "k")), errNet)
 		time.Sleep(time.Minute)
-		equal(t, "releases, of which none beside the driver's own", f.releases(), before)
+		equal(t, "releases, of which none beside the driver's own", t.releases(), before)
 	})
 }
 
 // After a pause, a store may execute the release before the attempt. Then the key is free soon, and not
 // only after a Timeout.
 func TestAttemptAfterItsReleaseKeepsTheKeyShortly(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		onlyOnce(f, func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			time.AfterFunc(50*time.Millisecond, func() { _, _ = send() })
-			return backend.Grant{}, errNet
+	withClient(t, nil, func(t *bench) {
+		onlyOnce(t.faulty, func(q *call) error {
+			time.AfterFunc(50*time.Millisecond, func() { _ = q.send() })
+			return errNet
 		})
-		wantOutage(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), errNet)
+		wantOutage(t, "TryLock", t.tryErr("k"), errNet)
 		time.Sleep(60 * time.Millisecond)
-		want(t, "while the attempt has the key", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
+		want(t, "while the attempt has the key", t.tryErr("k"), hasp.ErrHeld)
 		time.Sleep(60 * time.Millisecond)
 		synctest.Wait()
-		freed(t, f, "the attempt still has the key", "k")
+		t.freed("the attempt still has the key", "k")
 	})
 }
 
 func TestReplyLostOnRelease(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		f.release = func(_ backend.Claim, send func() error) error { send(); return errNet }
+	withClient(t, nil, func(t *bench) {
+		l := t.lock("k")
+		t.release = func(q *call) error { q.send(); return errNet }
 		err := l.Unlock(t.Context())
 		want(t, "Unlock", err, errNet)
 		want(t, "Err", l.Err(), hasp.ErrReleased)
-		f.set(up)
+		want(t, "Unlock that fails again", l.Unlock(t.Context()), errNet)
+		t.set(up)
 		time.Sleep(time.Second) // the repeat in the background gets ErrLost, which counts as success
 		want(t, "Unlock called again", l.Unlock(t.Context()), nil)
 		want(t, "and again", l.Unlock(t.Context()), hasp.ErrReleased)
-		equal(t, "releases: the lost one, its repeat, and the second Unlock's", f.releases(), 3)
+		equal(t, "releases: three by Unlock, and a repeat", t.releases(), 4)
+		start := time.Now()
+		want(t, "Close", t.Client.Close(), nil)
+		within(t, "Close, when no call is in flight,", start, 0)
 	})
 }
 
 // A second Unlock waits for the first, and reports its outcome.
 func TestTwoUnlocksAtOnce(t *testing.T) {
 	for _, answered := range []bool{true, false} {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			f.release = func(_ backend.Claim, send func() error) error {
+		withClient(t, nil, func(t *bench) {
+			t.release = func(q *call) error {
 				time.Sleep(time.Second)
 				if !answered {
 					return errNet
 				}
-				return send()
+				return q.send()
 			}
-			l := lockNow(t, c, "k")
+			l := t.lock("k")
 			first := make(chan error, 1)
 			go func() { first <- l.Unlock(t.Context()) }()
 			synctest.Wait()
@@ -120,17 +122,17 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 		{time.Hour, 300, time.Millisecond, hasp.DefaultTimeout},
 		{hasp.DefaultTimeout, 3000, 10 * time.Millisecond, 100 * time.Millisecond},
 	} {
-		withEnds(t, backend.CancelPrompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-			f.acquire = lostReply
-			f.release = func(c backend.Claim, send func() error) error {
-				if c.Key != "well" {
+		withEnds(t, backend.CancelPrompt, nil, func(t *bench) {
+			t.acquire = lostReply
+			t.release = func(q *call) error {
+				if q.Key != "well" {
 					time.Sleep(tc.hangs)
 					return errNet
 				}
-				return send()
+				return q.send()
 			}
 			unanswered := func(key string) {
-				if _, err := c.TryLock(t.Context(), key); err == nil {
+				if _, err := t.TryLock(t.Context(), key); err == nil {
 					t.Fatal("want no answer")
 				}
 			}
@@ -141,8 +143,8 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 			unanswered("well")
 
 			time.Sleep(tc.most)
-			freed(t, f, fmt.Sprint("the key is still held after ", tc.most), "well")
-			c.Close()
+			t.freed(fmt.Sprint("the key is still held after ", tc.most), "well")
+			t.Client.Close()
 			time.Sleep(2 * tc.hangs) // until calls that hang have ended
 		})
 	}
@@ -151,30 +153,30 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 // After an Extend without an answer, the store may keep the key for the longer term. So a release
 // without an answer is repeated for that long.
 func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
-		f.set(func(f *faulty) { f.renew = renewal(lostReply) })
+	withClient(t, nil, func(t *bench) {
+		l := t.lock("k")
+		t.onRenew(lostReply)
 		want(t, "Extend", l.Extend(t.Context(), 10*time.Minute), errNet)
-		f.set(down)
+		t.set(down)
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)
 		time.Sleep(40 * time.Second)
-		f.set(up)
+		t.set(up)
 		time.Sleep(10 * time.Second)
-		freed(t, f, "the key is held 10 s after the outage", "k")
+		t.freed("the key is held 10 s after the outage", "k")
 	})
 }
 
 // The machine sleeps past the term. Then two callers of Unlock repeat the release at the same time.
 func TestUnlockAgainAfterASuspend(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		suspend := hasp.Suspendable(c)
-		l := lockNow(t, c, "k")
-		f.set(func(f *faulty) { f.release = func(backend.Claim, func() error) error { return errNet } })
+	withClient(t, nil, func(t *bench) {
+		suspend := hasp.Suspendable(t.Client)
+		l := t.lock("k")
+		t.onRelease(failing(errNet))
 		want(t, "Unlock", l.Unlock(t.Context()), errNet)
 		suspend(time.Hour)
-		f.Break(t.Context(), "k") // the term has ended meanwhile
+		t.faulty.Break(t.Context(), "k") // the term has ended meanwhile
 		time.Sleep(2 * time.Millisecond)
-		f.set(up)
+		t.set(up)
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() {
@@ -189,27 +191,27 @@ func TestUnlockAgainAfterASuspend(t *testing.T) {
 // A renewal and a release get the handle of the last grant. If a renewal gives nil, the last handle
 // stays.
 func TestHandleIsPassedBack(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		var seen []any
 		gives := []any{"second", nil, "third"}
-		f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			seen = append(seen, c.Handle)
-			g, err := send()
-			g.Handle = "first"
-			return g, err
+		t.acquire = func(q *call) error {
+			seen = append(seen, q.Handle)
+			err := q.send()
+			q.got.Handle = "first"
+			return err
 		}
-		f.renew = func(_ context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			seen = append(seen, c.Handle)
-			g, err := send()
-			g.Handle, gives = gives[0], gives[1:]
-			return g, err
+		t.renew = func(q *call) error {
+			seen = append(seen, q.Handle)
+			err := q.send()
+			q.got.Handle, gives = gives[0], gives[1:]
+			return err
 		}
-		f.release = func(c backend.Claim, send func() error) error {
-			seen = append(seen, c.Handle)
-			return send()
+		t.release = func(q *call) error {
+			seen = append(seen, q.Handle)
+			return q.send()
 		}
 
-		l := lockNow(t, c, "k")
+		l := t.lock("k")
 		for range 3 {
 			want(t, "Extend", l.Extend(t.Context(), time.Minute), nil)
 		}
@@ -234,38 +236,36 @@ func TestLateGrantIsReleasedWithItsHandle(t *testing.T) {
 		"left, and ended": {ends: backend.CancelPrompt, leaves: true, late: 2 * time.Second},
 		"too late":        {late: 25 * time.Second, handle: "late"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			withEnds(t, tc.ends, &hasp.Options{TTL: 20 * time.Second, Timeout: time.Minute}, func(t *testing.T, f *faulty, c *hasp.Client) {
-				var seen []any
-				f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-					time.Sleep(tc.late)
-					g, err := send()
-					g.Handle, g.Until = "late", time.Time{}
-					return g, err
-				}
-				f.release = func(c backend.Claim, send func() error) error {
-					seen = append(seen, c.Handle)
-					return send()
-				}
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				if tc.leaves {
-					time.AfterFunc(time.Second, cancel)
-				}
-				start := time.Now()
-				if err := errOf(c.TryLock(ctx, "k")); tc.leaves {
-					want(t, "TryLock", err, context.Canceled)
-					within(t, "a TryLock that is cancelled after a second", start, time.Second)
-				} else {
-					wantOutage(t, "TryLock", err)
-				}
-				time.Sleep(2 * time.Minute)
-				synctest.Wait()
-				if len(seen) == 0 || seen[0] != tc.handle {
-					t.Errorf("releases with the handles %v, want %v", seen, tc.handle)
-				}
-				freed(t, f, "the late grant was not released", "k")
-			})
+		runEnds(t, name, tc.ends, &hasp.Options{TTL: 20 * time.Second, Timeout: time.Minute}, func(t *bench) {
+			var seen []any
+			t.acquire = func(q *call) error {
+				time.Sleep(tc.late)
+				err := q.send()
+				q.got.Handle, q.got.Until = "late", time.Time{}
+				return err
+			}
+			t.release = func(q *call) error {
+				seen = append(seen, q.Handle)
+				return q.send()
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if tc.leaves {
+				time.AfterFunc(time.Second, cancel)
+			}
+			start := time.Now()
+			if err := errOf(t.TryLock(ctx, "k")); tc.leaves {
+				want(t, "TryLock", err, context.Canceled)
+				within(t, "a TryLock that is cancelled after a second", start, time.Second)
+			} else {
+				wantOutage(t, "TryLock", err)
+			}
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			if len(seen) == 0 || seen[0] != tc.handle {
+				t.Errorf("releases with the handles %v, want %v", seen, tc.handle)
+			}
+			t.freed("the late grant was not released", "k")
 		})
 	}
 }

@@ -48,18 +48,18 @@ func (w *crowd) run(t *testing.T, store *memlock.Store) (holds, jain float64) {
 
 	var wg sync.WaitGroup
 	for i := range w.clients {
-		f := &faulty{Driver: store.Driver().(Driver)}
-		f.acquire = func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		f := faultyOver(store)
+		f.acquire = func(q *call) error {
 			time.Sleep(w.trip)
 			count(func() { w.attempts++ })
-			return send()
+			return q.send()
 		}
 		var d backend.Driver = f
 		if w.ordered {
 			d = f.Driver
 		}
 		c := await.Value(hasp.New(d, nil))
-		defer c.Close()
+		defer c.Close() // so that no call is in flight when the test reads the figures
 		for j := i; j < w.callers; j += w.clients {
 			wg.Go(func() {
 				for ctx.Err() == nil {
@@ -148,8 +148,7 @@ func TestClientsShareAKeyAfterALongHold(t *testing.T) {
 	for _, trip := range []time.Duration{20 * time.Microsecond, 200 * time.Microsecond} {
 		synctest.Test(t, func(t *testing.T) {
 			store := new(memlock.Store)
-			first := await.Value(hasp.New(store.Driver(), nil))
-			defer first.Close()
+			first := opened(t, store.Driver(), nil)
 			long := lockNow(t, first, "k")
 			time.AfterFunc(5*time.Second, func() { long.Unlock(context.Background()) })
 			w := &crowd{clients: 5, callers: 5, trip: trip, hold: time.Millisecond, settles: 13 * time.Second, lasts: time.Second}
@@ -170,8 +169,7 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 			t.Errorf("%v holds of 10 ms in 10 s, by a Client that is alone", holds)
 		}
 
-		later := await.Value(hasp.New(&faulty{Driver: store.Driver().(Driver)}, nil))
-		defer later.Close()
+		later := opened(t, faultyOver(store), nil)
 		found := &crowd{clients: 1, callers: 16, hold: 10 * time.Millisecond, lasts: time.Minute}
 		var wg sync.WaitGroup
 		wg.Go(func() { found.run(t, store) })
@@ -181,7 +179,7 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 			asked := time.Now()
 			l := lockNow(t, later, "k")
 			waited += time.Since(asked)
-			l.Unlock(t.Context())
+			unlock(t, l)
 			time.Sleep(2 * time.Second)
 		}
 		if waited > 16*time.Second {
@@ -196,21 +194,21 @@ func TestALoneClientIsFoundByALaterOne(t *testing.T) {
 // repeats its intent. Options.Backoff replaces the pace.
 func TestAttemptsAtOneHold(t *testing.T) {
 	answers := 0
-	late := func(_ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-		g, err := send()
+	late := func(q *call) error {
+		err := q.send()
 		if answers++; answers%2 == 0 {
 			time.Sleep(20 * time.Millisecond)
 		}
-		return g, err
+		return err
 	}
-	otherTerm := func(cl backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+	otherTerm := func(q *call) error {
 		answers++
 		term := time.Duration(1+answers%10) * time.Second
-		return backend.Grant{}, &backend.HeldError{RetryAfter: term, Shared: !cl.Shared}
+		return &backend.HeldError{RetryAfter: term, Shared: !q.Shared}
 	}
 	for _, tc := range []struct {
 		name        string
-		acquire     acquireHook
+		acquire     hook
 		backoff     func(int) time.Duration
 		opts        []hasp.Option
 		least, most int // attempts in a minute
@@ -219,44 +217,42 @@ func TestAttemptsAtOneHold(t *testing.T) {
 		{name: "the pace", least: 900, most: 1600},
 		{name: "late answers", acquire: late, least: 600, most: 1250},
 		{name: "a writer beside readers", acquire: otherTerm, least: 900, most: 1600},
-		{name: "a reader beside a writer", acquire: otherTerm, opts: []hasp.Option{hasp.WithShared()}, least: 900, most: 1600},
+		{name: "a reader beside a writer", acquire: otherTerm, opts: options{hasp.WithShared()}, least: 900, most: 1600},
 		// Each sleep is shortened by up to a half.
 		{name: "Backoff", backoff: func(int) time.Duration { return time.Second }, least: 70, most: 125},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			withClient(t, &hasp.Options{Backoff: tc.backoff}, func(t *testing.T, f *faulty, c *hasp.Client) {
-				heldByAnother(t, f, time.Hour)
-				f.acquire = tc.acquire
-				want(t, "Lock", errOf(c.Lock(t.Context(), "k", append(tc.opts, hasp.WithMaxWait(time.Minute))...)), hasp.ErrHeld)
-				if a := f.attempts(); a < tc.least || a > tc.most {
-					t.Errorf("%d attempts in a minute, want %d to %d", a, tc.least, tc.most)
-				}
-			})
+		runClient(t, tc.name, &hasp.Options{Backoff: tc.backoff}, func(t *bench) {
+			heldByAnother(t, t.faulty, time.Hour)
+			t.acquire = tc.acquire
+			want(t, "Lock", t.lockErr("k", append(tc.opts, hasp.WithMaxWait(time.Minute))...), hasp.ErrHeld)
+			if a := t.attempts(); a < tc.least || a > tc.most {
+				t.Errorf("%d attempts in a minute, want %d to %d", a, tc.least, tc.most)
+			}
 		})
 	}
 }
 
 // afterTrip makes each call take a round trip. The first call also takes the time dial.
-func afterTrip(dial time.Duration) callHook {
-	return func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+func afterTrip(dial time.Duration) hook {
+	return func(q *call) error {
 		time.Sleep(dial + 200*time.Microsecond)
 		dial = 0
-		return send()
+		return q.send()
 	}
 }
 
 // After one slow answer, a later Lock must not leave a free key unused for long.
 func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
-	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(2 * time.Second)}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
-		first := lockSoon(t, c, t.Context(), "k")
+	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(2 * time.Second)}, func(t *bench, rival *hasp.Lease) {
+		first := t.lockSoon(t.Context(), "k")
 		time.Sleep(2100 * time.Millisecond)
-		rival.Unlock(t.Context())
+		unlock(t, rival)
 		l := <-first
 		time.Sleep(100 * time.Millisecond)
-		l.Unlock(t.Context())
+		unlock(t, l)
 
 		began := time.Now()
-		unlock(t, lockNow(t, c, "k"))
+		unlock(t, t.lock("k"))
 		within(t, "Lock of a free key that nobody else wants", began, 150*time.Millisecond)
 	})
 }
@@ -266,25 +262,25 @@ func TestAGapIsShortAfterASlowAnswer(t *testing.T) {
 // the caller leaves no gap.
 func TestGapAfterALongHold(t *testing.T) {
 	unheard := false
-	release := func(c backend.Claim, send func() error) error {
-		c.Unheard.Store(unheard)
-		return send()
+	release := func(q *call) error {
+		q.Unheard.Store(unheard)
+		return q.send()
 	}
-	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0), release: release}, func(t *testing.T, c *hasp.Client, rival *hasp.Lease) {
+	withRival(t, hooked{traits: inNoOrder, acquire: afterTrip(0), release: release}, func(t *bench, rival *hasp.Lease) {
 		time.AfterFunc(time.Second, func() { rival.Unlock(context.Background()) })
 		for i := range 4 {
 			unheard = i >= 2
-			l := lockNow(t, c, "k")
+			l := t.lock("k")
 			time.Sleep(time.Minute)
-			l.Unlock(t.Context())
+			unlock(t, l)
 
 			began := time.Now()
-			l = lockNow(t, c, "k")
+			l = t.lock("k")
 			// Without a gap, the Lock takes one round trip of 200 µs.
 			if took := time.Since(began); unheard != (took <= 500*time.Microsecond) || took > 20*time.Millisecond {
 				t.Errorf("unheard %v: the key was taken again after %v", unheard, took)
 			}
-			l.Unlock(t.Context())
+			unlock(t, l)
 			time.Sleep(time.Minute)
 		}
 	})
@@ -293,36 +289,33 @@ func TestGapAfterALongHold(t *testing.T) {
 // A Client knows for a second which keys are contended, however many keys it uses. After a gap that
 // nobody is known to need, the driver may use its cheapest command.
 func TestContendedKeysAreNotForgotten(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		again := func(key string) (last backend.Claim) {
-			f.set(func(f *faulty) {
-				f.acquire = func(c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-					last = c
-					return send()
-				}
+			t.onAcquire(func(q *call) error {
+				last = q.Claim
+				return q.send()
 			})
 			for range 2 {
-				l := lockNow(t, c, key)
+				l := t.lock(key)
 				time.Sleep(30 * time.Millisecond)
 				unlock(t, l)
 			}
-			f.set(func(f *faulty) { f.acquire = nil })
+			t.onAcquire(nil)
 			return last
 		}
 		if cl := again("k"); cl.Waited == 0 || cl.Contended {
 			t.Errorf("after a gap: %+v", cl)
 		}
-		rival := await.Value(hasp.New(f.Driver, nil))
-		defer rival.Close()
+		rival := opened(t, t.Driver, nil)
 		l := lockNow(t, rival, "k")
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k")), hasp.ErrHeld)
+		want(t, "TryLock", t.tryErr("k"), hasp.ErrHeld)
 		unlock(t, l)
 
 		use := func(name string) {
 			var all sync.WaitGroup
 			for i := range 600 {
 				all.Go(func() {
-					l := lockNow(t, c, fmt.Sprint(name, i))
+					l := t.lock(fmt.Sprint(name, i))
 					time.Sleep(5 * time.Millisecond)
 					unlock(t, l)
 				})
@@ -337,7 +330,7 @@ func TestContendedKeysAreNotForgotten(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			use(fmt.Sprint("round ", i, " key "))
 		}
-		if n := hasp.Contended(c); n > 1500 {
+		if n := hasp.Contended(t.Client); n > 1500 {
 			t.Errorf("%d keys are in the table", n)
 		}
 	})
@@ -348,7 +341,7 @@ func withTwoThatPoll(t *testing.T, f func(t *testing.T, a, b *hasp.Client)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
 		open := func() *hasp.Client {
-			return await.Value(hasp.New(&faulty{Driver: store.Driver().(Driver)}, nil))
+			return await.Value(hasp.New(faultyOver(store), nil))
 		}
 		a, b := open(), open()
 		defer a.Close()

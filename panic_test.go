@@ -38,103 +38,99 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 	}{
 		{where: "requested"},
 		{where: "acquired"},
-		{where: "acquired", opts: []hasp.Option{hasp.WithShared()}},
+		{where: "acquired", opts: options{hasp.WithShared()}},
 		{where: "acquired", kept: true},
-		{where: "acquired", opts: []hasp.Option{slots}},
+		{where: "acquired", opts: options{slots}},
 		{where: "acquired", first: true},
 		{where: "Backoff", taken: true},
-		{where: "Backoff", taken: true, opts: []hasp.Option{hasp.WithShared()}},
+		{where: "Backoff", taken: true, opts: options{hasp.WithShared()}},
 		{where: "Err", taken: true},
 		{where: "Done", taken: true},
 		{where: "Done", taken: true, first: true},
-		{where: "Done", taken: true, opts: []hasp.Option{slots}},
-		{where: "Err", taken: true, opts: []hasp.Option{slots}},
-		{where: "Backoff", taken: true, first: true, opts: []hasp.Option{slots}},
+		{where: "Done", taken: true, opts: options{slots}},
+		{where: "Err", taken: true, opts: options{slots}},
+		{where: "Backoff", taken: true, first: true, opts: options{slots}},
 	} {
 		for _, ordered := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%+v ordered=%t", tc, ordered), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var armed atomic.Bool
-					how := func() { panic("the caller's") }
-					spring := func(where string) {
-						if where == tc.where && armed.Swap(false) {
-							how()
-						}
+			runBubble(t, fmt.Sprintf("%+v ordered=%t", tc, ordered), func(t *testing.T) {
+				var armed atomic.Bool
+				how := func() { panic("the caller's") }
+				spring := func(where string) {
+					if where == tc.where && armed.Swap(false) {
+						how()
 					}
+				}
 
-					store, f := new(memlock.Store), newFaulty()
-					f.Driver = store.Driver().(Driver)
-					var d backend.Driver = f
-					if ordered {
-						d = store.Driver()
-					}
-					c := await.Value(hasp.New(d, &hasp.Options{
-						Observe: func(_ context.Context, e hasp.Event) { spring(string(e.Kind)) },
-						Backoff: func(int) time.Duration { spring("Backoff"); return time.Second },
-					}))
-					defer c.Close()
-					other := await.Value(hasp.New(store.Driver(), nil))
-					defer other.Close()
-
-					for range 2 {
-						var before *hasp.Lease
-						if tc.taken {
-							before = lockNow(t, other, "k", tc.opts...)
-						}
-						ahead := make(chan *hasp.Lease, 1)
-						if tc.first {
-							go func() { ahead <- lockNow(t, c, "k", tc.opts...) }()
-							synctest.Wait()
-						}
-
-						ended := make(chan struct{})
-						go func() {
-							defer close(ended)
-							defer func() { recover() }()
-							if tc.where != "Err" {
-								armed.Store(true)
-							} else {
-								time.AfterFunc(time.Second, func() { armed.Store(true) }) // not the first Err, because Lock calls it before it has acquired anything
-							}
-							opts := tc.opts
-							if tc.kept {
-								opts = []hasp.Option{hasp.WithMinHold(time.Hour)}
-							}
-							if l, err := c.Lock(trap{t.Context(), spring}, "k", opts...); err == nil {
-								unlock(t, l) // with this driver, the code that panics was not called
-							}
-						}()
-						time.Sleep(5 * time.Second)
-						if before != nil {
-							unlock(t, before)
-						}
-						if tc.first {
-							unlock(t, <-ahead)
-						}
-						<-ended
-						armed.Store(false)
-
-						// The key is free. No line has a head that has gone, or a caller that takes
-						// no ticket.
-						start := time.Now()
-						unlock(t, lockNow(t, c, "k", tc.opts...))
-						unlock(t, lockNow(t, other, "k", tc.opts...))
-						within(t, "the next Lock", start, 2*time.Second)
-						synctest.Wait()
-						nothingLeft(t, c)
-						how = runtime.Goexit // in the second round
-					}
+				store, f := new(memlock.Store), newFaulty()
+				f.Driver = store.Driver().(Driver)
+				var d backend.Driver = f
+				if ordered {
+					d = store.Driver()
+				}
+				c := opened(t, d, &hasp.Options{
+					Observe: func(_ context.Context, e hasp.Event) { spring(string(e.Kind)) },
+					Backoff: func(int) time.Duration { spring("Backoff"); return time.Second },
 				})
+				other := opened(t, store.Driver(), nil)
+
+				for range 2 {
+					var before *hasp.Lease
+					if tc.taken {
+						before = lockNow(t, other, "k", tc.opts...)
+					}
+					ahead := make(chan *hasp.Lease, 1)
+					if tc.first {
+						go func() { ahead <- lockNow(t, c, "k", tc.opts...) }()
+						synctest.Wait()
+					}
+
+					ended := make(chan struct{})
+					go func() {
+						defer close(ended)
+						defer func() { recover() }()
+						if tc.where != "Err" {
+							armed.Store(true)
+						} else {
+							time.AfterFunc(time.Second, func() { armed.Store(true) }) // not the first Err, because Lock calls it before it has acquired anything
+						}
+						opts := tc.opts
+						if tc.kept {
+							opts = options{hasp.WithMinHold(time.Hour)}
+						}
+						if l, err := c.Lock(trap{t.Context(), spring}, "k", opts...); err == nil {
+							unlock(t, l) // with this driver, the code that panics was not called
+						}
+					}()
+					time.Sleep(5 * time.Second)
+					if before != nil {
+						unlock(t, before)
+					}
+					if tc.first {
+						unlock(t, <-ahead)
+					}
+					<-ended
+					armed.Store(false)
+
+					// The key is free. No line has a head that has gone, or a caller that takes
+					// no ticket.
+					start := time.Now()
+					unlock(t, lockNow(t, c, "k", tc.opts...))
+					unlock(t, lockNow(t, other, "k", tc.opts...))
+					within(t, "the next Lock", start, 2*time.Second)
+					synctest.Wait()
+					nothingLeft(t, c)
+					how = runtime.Goexit // in the second round
+				}
 			})
 		}
 	}
 }
 
 func TestErrorOfAContextThatCannotBeCompared(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k")
+	withClient(t, nil, func(t *bench) {
+		l := t.lock("k")
 		ctx := timeout(t, t.Context(), time.Second)
-		want(t, "Lock", errOf(c.Lock(oddContext{ctx}, "k")), hasp.ErrHeld)
+		want(t, "Lock", errOf(t.Lock(oddContext{ctx}, "k")), hasp.ErrHeld)
 		unlock(t, l)
 	})
 }
@@ -226,59 +222,62 @@ func TestDriverThatPanics(t *testing.T) {
 			}
 		}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFaulty()
-				f.ends = backend.CancelPrompt
-				d := &panicking{faulty: f}
-				c := await.Value(hasp.New(d, nil))
-				if tc.before != nil {
-					tc.before(c)
-				}
-				d.armed = tc.method
-				func() {
-					defer func() {
-						if recover() == nil {
-							t.Fatal("no panic")
-						}
-					}()
-					tc.call(c)
+		runBubble(t, tc.name, func(t *testing.T) {
+			f := newFaulty()
+			f.ends = backend.CancelPrompt
+			d := &panicking{faulty: f}
+			c := await.Value(hasp.New(d, nil))
+			if tc.before != nil {
+				tc.before(c)
+			}
+			d.armed = tc.method
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Fatal("no panic")
+					}
 				}()
+				tc.call(c)
+			}()
 
-				time.Sleep(3 * hasp.DefaultTTL)
-				if tc.held {
-					want(t, "the lease", l.Err(), nil)
-					unlock(t, l)
-				}
-				freed(t, f, "not free", "k", "k#0")
-				unlock(t, lockNow(t, c, "k"))
-				synctest.Wait()
-				nothingLeft(t, c)
-				began := time.Now()
-				await.Must(t, c.Close())
-				within(t, "Close", began, 0)
-			})
+			time.Sleep(3 * hasp.DefaultTTL)
+			if tc.held {
+				want(t, "the lease", l.Err(), nil)
+				unlock(t, l)
+			}
+			b := &bench{t, f, c}
+			b.freed("not free", "k", "k#0")
+			unlock(t, b.lock("k"))
+			synctest.Wait()
+			b.nothingLeft()
+			began := time.Now()
+			await.Must(t, c.Close())
+			within(t, "Close", began, 0)
 		})
 	}
 }
 
 // A context that is nil is refused, and changes nothing.
 func TestContextThatIsNil(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		var none context.Context
-		l := lockNow(t, c, "k")
-		want(t, "Lock", errOf(c.Lock(none, "other")), hasp.ErrInvalid)
-		want(t, "TryLock", errOf(c.TryLock(none, "other")), hasp.ErrInvalid)
-		want(t, "Unlock", l.Unlock(none), hasp.ErrInvalid)
-		want(t, "Extend", l.Extend(none, time.Minute), hasp.ErrInvalid)
-		want(t, "Detach", errOf(l.Detach(none, time.Minute)), hasp.ErrInvalid)
-		want(t, "Resume", errOf(c.Resume(none, hasp.Handle{Key: "other", Token: "t", TTL: time.Minute})), hasp.ErrInvalid)
-		want(t, "Inspect", errOf(c.Inspect(none, "k")), hasp.ErrInvalid)
-		want(t, "Break", c.Break(none, "k"), hasp.ErrInvalid)
-		for _, err := range c.List(none, "") {
+		l := t.lock("k")
+		for what, err := range map[string]error{
+			"Lock":    errOf(t.Lock(none, "other")),
+			"TryLock": errOf(t.TryLock(none, "other")),
+			"Unlock":  l.Unlock(none),
+			"Extend":  l.Extend(none, time.Minute),
+			"Detach":  errOf(l.Detach(none, time.Minute)),
+			"Resume":  errOf(t.Resume(none, hasp.Handle{Key: "other", Token: "t", TTL: time.Minute})),
+			"Inspect": errOf(t.Client.Inspect(none, "k")),
+			"Break":   t.Client.Break(none, "k"),
+		} {
+			want(t, what, err, hasp.ErrInvalid)
+		}
+		for _, err := range t.Client.List(none, "") {
 			want(t, "List", err, hasp.ErrInvalid)
 		}
-		freed(t, f, "locked", "other")
+		t.freed("locked", "other")
 		unlock(t, l)
 	})
 }
@@ -293,20 +292,20 @@ func TestEventsOfCallsThatDoNotReturn(t *testing.T) {
 			panic("of the caller")
 		}
 	}}
-	withTwo(t, o, func(t *testing.T, f *faulty, c, rival *hasp.Client) {
+	withTwo(t, o, func(t *bench, rival *hasp.Client) {
 		attempt := func(call func()) {
 			defer func() { _ = recover() }()
 			call()
 			t.Error("the call has returned")
 		}
 		l := lockNow(t, rival, "k")
-		attempt(func() { c.Lock(t.Context(), "k") })
+		attempt(func() { t.Lock(t.Context(), "k") })
 		equal(t, "refusals", len(s.of(hasp.EventRefused)), 1)
 		unlock(t, l)
 
-		l = lockNow(t, c, "k")
+		l = t.lock("k")
 		attempt(func() { l.Detach(t.Context(), time.Hour) })
 		synctest.Wait()
-		freed(t, f, "held without a handle", "k")
+		t.freed("held without a handle", "k")
 	})
 }

@@ -41,32 +41,30 @@ func TestInnerContext(t *testing.T) {
 		{"ends with its own Unlock", func(n nested) { n.inner.Unlock(context.Background()) }, hasp.ErrReleased, hasp.ErrReleased},
 	} {
 		for _, look := range []string{"by a child", "by a look"} {
-			t.Run(tc.name+" "+look, func(t *testing.T) {
-				withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-					ctx, cancel := context.WithCancelCause(t.Context())
-					defer cancel(nil)
-					outer := lockIn(t, c, ctx, "k")
-					other := lockIn(t, c, outer.Context(), "other")
-					between, cancelBetween := context.WithCancelCause(other.Context())
-					defer cancelBetween(nil)
-					inner := lockIn(t, c, between, "k")
-					child, stop := context.WithCancel(inner.Context())
-					defer stop()
+			runClient(t, tc.name+" "+look, nil, func(t *bench) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				outer := t.lockIn(ctx, "k")
+				other := t.lockIn(outer.Context(), "other")
+				between, cancelBetween := context.WithCancelCause(other.Context())
+				defer cancelBetween(nil)
+				inner := t.lockIn(between, "k")
+				child, stop := context.WithCancel(inner.Context())
+				defer stop()
 
-					tc.end(nested{f, outer, inner, other, cancel, cancelBetween})
-					got := child
-					if look == "by a look" {
-						got = inner.Context()
-					} else {
-						synctest.Wait()
-					}
-					if got.Err() == nil || !errors.Is(context.Cause(got), tc.want) {
-						t.Errorf("got %v, cause %v, want cause %v", got.Err(), context.Cause(got), tc.want)
-					}
-					want(t, "Err, which is about the hold", inner.Err(), tc.err)
-					inner.Unlock(t.Context())
-					outer.Unlock(t.Context())
-				})
+				tc.end(nested{t.faulty, outer, inner, other, cancel, cancelBetween})
+				got := child
+				if look == "by a look" {
+					got = inner.Context()
+				} else {
+					synctest.Wait()
+				}
+				if got.Err() == nil || !errors.Is(context.Cause(got), tc.want) {
+					t.Errorf("got %v, cause %v, want cause %v", got.Err(), context.Cause(got), tc.want)
+				}
+				want(t, "Err, which is about the hold", inner.Err(), tc.err)
+				inner.Unlock(t.Context())
+				outer.Unlock(t.Context())
 			})
 		}
 	}
@@ -75,13 +73,13 @@ func TestInnerContext(t *testing.T) {
 // However many leases are inside one another, the end of the outermost context costs each lease the
 // same. Other leases of the Client are renewed meanwhile.
 func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
-		other := lockNow(t, c, "other")
+	withClient(t, nil, func(t *bench) {
+		other := t.lock("other")
 		base, cancel := context.WithCancel(t.Context())
 		ctx := base
 		var leases []*hasp.Lease
 		for range 200 {
-			l := lockIn(t, c, ctx, "k")
+			l := t.lockIn(ctx, "k")
 			leases = append(leases, l)
 			ctx = l.Context()
 		}
@@ -98,14 +96,14 @@ func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
 
 // If the methods of a caller's context are slow or block, they delay no renewal of other leases.
 func TestSlowContextDelaysNoRenewal(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		var slow atomic.Bool
-		l := lockIn(t, c, trap{t.Context(), func(method string) {
+		l := t.lockIn(trap{t.Context(), func(method string) {
 			if method == "Err" && slow.Load() {
 				time.Sleep(time.Hour)
 			}
 		}}, "slow")
-		other := lockNow(t, c, "other")
+		other := t.lock("other")
 		slow.Store(true)
 		time.Sleep(10 * hasp.DefaultTTL)
 		unlock(t, l)
@@ -114,18 +112,17 @@ func TestSlowContextDelaysNoRenewal(t *testing.T) {
 }
 
 func TestReentryOptions(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		outer := lockNow(t, c, "k", hasp.WithTTL(10*time.Second))
-		want(t, "a fence where the outer has none", errOf(c.Lock(outer.Context(), "k", hasp.WithFence())), hasp.ErrInvalid)
+	withClient(t, nil, func(t *bench) {
+		outer := t.lock("k", hasp.WithTTL(10*time.Second))
+		want(t, "a fence where the outer has none", errOf(t.Lock(outer.Context(), "k", hasp.WithFence())), hasp.ErrInvalid)
 
 		// A Lock of another Client does not re-enter: it asks its own store.
-		another := await.Value(memlock.New(nil))
-		defer another.Close()
+		another := opened(t, memlock.NewDriver(), nil)
 		apart := lockIn(t, another, outer.Context(), "k")
 		want(t, "TryLock of what another Client holds", errOf(another.TryLock(t.Context(), "k")), hasp.ErrHeld)
 		unlock(t, apart)
 
-		bounded := lockIn(t, c, outer.Context(), "k", hasp.WithMaxHold(3*time.Second), hasp.WithoutRenewal())
+		bounded := t.lockIn(outer.Context(), "k", hasp.WithMaxHold(3*time.Second), hasp.WithoutRenewal())
 		start := time.Now()
 		<-bounded.Context().Done()
 		equal(t, "the time of the inner lease", time.Since(start), 3*time.Second)
@@ -134,12 +131,12 @@ func TestReentryOptions(t *testing.T) {
 			t.Fatal("the inner max hold ended the outer lease")
 		}
 
-		longer := lockIn(t, c, outer.Context(), "k", hasp.WithTTL(time.Minute))
+		longer := t.lockIn(outer.Context(), "k", hasp.WithTTL(time.Minute))
 		synctest.Wait()
 		if left := time.Until(outer.Expires()); left < 59*time.Second {
 			t.Errorf("%v left, want the longer term to be asked for", left)
 		}
-		shorter := lockIn(t, c, outer.Context(), "k", hasp.WithTTL(time.Second))
+		shorter := t.lockIn(outer.Context(), "k", hasp.WithTTL(time.Second))
 		time.Sleep(time.Hour)
 		if left := time.Until(outer.Expires()); left < 35*time.Second {
 			t.Errorf("%v left, want the longer term to go on", left)
@@ -148,28 +145,28 @@ func TestReentryOptions(t *testing.T) {
 			unlock(t, l)
 		}
 		// With the context of a lease that has ended, Lock does not re-enter.
-		unlock(t, lockIn(t, c, context.WithoutCancel(outer.Context()), "k"))
-		equal(t, "attempts", f.attempts(), 2)
+		unlock(t, t.lockIn(context.WithoutCancel(outer.Context()), "k"))
+		equal(t, "attempts", t.attempts(), 2)
 	})
 }
 
 // If a caller joins the hold while its last renewal asks whether all contexts have ended, renewal
 // goes on.
 func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, _ *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		term := hasp.WithTTL(300 * time.Millisecond)
 		ctx, cancel := context.WithCancel(t.Context())
-		live := context.WithoutCancel(lockIn(t, c, ctx, "k", term).Context())
+		live := context.WithoutCancel(t.lockIn(ctx, "k", term).Context())
 		cancel()
 		time.Sleep(320 * time.Millisecond) // the next renewal is the last
 
 		joined := make(chan *hasp.Lease, 1)
 		second, cancelSecond := context.WithCancel(live)
-		lockIn(t, c, trap{second, func(method string) {
+		t.lockIn(trap{second, func(method string) {
 			if method != "Done" {
 				return
 			}
-			if l, err := c.Lock(live, "k", term); err == nil {
+			if l, err := t.Lock(live, "k", term); err == nil {
 				joined <- l
 			}
 		}}, "k", term)
@@ -182,13 +179,13 @@ func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
 
 // Re-entry asks for a longer term while a renewal for the shorter one is in flight.
 func TestLongerTermDuringARenewal(t *testing.T) {
-	withClient(t, &hasp.Options{TTL: 3 * time.Second}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.renew = renewal(slowAcquire(100 * time.Millisecond))
-		l := lockNow(t, c, "k")
-		for renews := f.renewals(); renews == 0; renews = f.renewals() {
+	withClient(t, &hasp.Options{TTL: 3 * time.Second}, func(t *bench) {
+		t.renew = slow(100 * time.Millisecond)
+		l := t.lock("k")
+		for renews := t.renewals(); renews == 0; renews = t.renewals() {
 			time.Sleep(time.Millisecond)
 		}
-		inner := lockIn(t, c, l.Context(), "k", hasp.WithTTL(time.Hour))
+		inner := t.lockIn(l.Context(), "k", hasp.WithTTL(time.Hour))
 		time.Sleep(300 * time.Millisecond)
 		if left := time.Until(inner.Expires()); left < 50*time.Minute {
 			t.Errorf("the term is %v", left)
@@ -201,8 +198,7 @@ func TestLongerTermDuringARenewal(t *testing.T) {
 // Inside many leases, the context of a lease still has the deadline of the outermost Lock's
 // context.
 func TestDeadlineInsideManyLeases(t *testing.T) {
-	c := await.Value(memlock.New(nil))
-	defer c.Close()
+	c := opened(t, memlock.NewDriver(), nil)
 	ctx := timeout(t, t.Context(), time.Hour)
 	around := await.Value(hasp.LockAll(ctx, c, []string{"a", "b", "c"}))
 	l := lockIn(t, c, around.Context(), "k")
@@ -215,38 +211,38 @@ func TestDeadlineInsideManyLeases(t *testing.T) {
 }
 
 func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		outer := lockNow(t, c, "k")
-		want(t, "TryLock", errOf(c.TryLock(outer.Context(), "k", hasp.WithoutReentry())), hasp.ErrHeld)
-		want(t, "WithMaxWait", errOf(c.Lock(outer.Context(), "k", hasp.WithoutReentry(), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+	withClient(t, nil, func(t *bench) {
+		outer := t.lock("k")
+		want(t, "TryLock", errOf(t.TryLock(outer.Context(), "k", hasp.WithoutReentry())), hasp.ErrHeld)
+		want(t, "WithMaxWait", errOf(t.Lock(outer.Context(), "k", hasp.WithoutReentry(), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
 		ctx := timeout(t, outer.Context(), time.Hour)
 		start := time.Now()
-		err := errOf(c.Lock(ctx, "k", hasp.WithoutReentry()))
+		err := errOf(t.Lock(ctx, "k", hasp.WithoutReentry()))
 		want(t, "Lock", err, context.DeadlineExceeded)
 		want(t, "Lock", err, hasp.ErrHeld)
 		if waited := time.Since(start); waited < time.Hour || waited > time.Hour+time.Second {
 			t.Errorf("waited %v", waited)
 		}
-		inner := lockIn(t, c, outer.Context(), "k") // without the option, Lock re-enters
+		inner := t.lockIn(outer.Context(), "k") // without the option, Lock re-enters
 		unlock(t, inner)
 		unlock(t, outer)
-		freed(t, f, "the key is still held", "k")
+		t.freed("the key is still held", "k")
 
-		reader := lockNow(t, c, "shared", hasp.WithShared())
-		want(t, "beside a shared lease", errOf(c.TryLock(reader.Context(), "shared", hasp.WithoutReentry())), hasp.ErrHeld)
+		reader := t.lock("shared", hasp.WithShared())
+		want(t, "beside a shared lease", errOf(t.TryLock(reader.Context(), "shared", hasp.WithoutReentry())), hasp.ErrHeld)
 		unlock(t, reader)
 	})
 }
 
 // The context of the new lease ends with the lease around it. A Lock inside re-enters either lease.
 func TestWithoutReentryTheLeaseIsNestedAllTheSame(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		outer := lockNow(t, c, "other")
-		l := lockIn(t, c, outer.Context(), "k", hasp.WithoutReentry())
+	withClient(t, nil, func(t *bench) {
+		outer := t.lock("other")
+		l := t.lockIn(outer.Context(), "k", hasp.WithoutReentry())
 		for _, key := range []string{"other", "k"} {
-			unlock(t, lockIn(t, c, l.Context(), key, hasp.WithMaxWait(0)))
+			unlock(t, t.lockIn(l.Context(), key, hasp.WithMaxWait(0)))
 		}
-		equal(t, "attempts", f.attempts(), 2)
+		equal(t, "attempts", t.attempts(), 2)
 		unlock(t, outer)
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrReleased)
 		want(t, "Err", l.Err(), nil)
@@ -256,13 +252,13 @@ func TestWithoutReentryTheLeaseIsNestedAllTheSame(t *testing.T) {
 
 // The Unlock of the outer lease hands the hold over to a caller, and ends that caller's context.
 func TestWithoutReentryAHandOverWithinItsOwnContext(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		for range 50 {
-			outer := lockNow(t, c, "k")
+			outer := t.lock("k")
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				l, err := c.Lock(outer.Context(), "k", hasp.WithoutReentry())
+				l, err := t.Lock(outer.Context(), "k", hasp.WithoutReentry())
 				if err != nil {
 					want(t, "Lock", err, hasp.ErrReleased)
 					return
@@ -274,20 +270,20 @@ func TestWithoutReentryAHandOverWithinItsOwnContext(t *testing.T) {
 			unlock(t, outer)
 			<-done
 			synctest.Wait()
-			freed(t, f, "the key is still held", "k")
+			t.freed("the key is still held", "k")
 		}
-		nothingLeft(t, c)
+		t.nothingLeft()
 	})
 }
 
 func TestSharedLeasesAreRenewedApart(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		short := lockNow(t, c, "k", hasp.WithShared(), hasp.WithTTL(time.Second))
-		dead := lockNow(t, c, "k", hasp.WithShared(), hasp.WithTTL(2*time.Second), hasp.WithoutRenewal())
+	withClient(t, nil, func(t *bench) {
+		short := t.lock("k", hasp.WithShared(), hasp.WithTTL(time.Second))
+		dead := t.lock("k", hasp.WithShared(), hasp.WithTTL(2*time.Second), hasp.WithoutRenewal())
 		time.Sleep(10 * time.Second)
 		want(t, "the renewed lease", short.Err(), nil)
 		want(t, "the other one", dead.Err(), hasp.ErrLost)
-		if st, _ := f.Inspect(t.Context(), "k"); len(st.Shared) != 1 || st.TTL > time.Second {
+		if st, _ := t.faulty.Inspect(t.Context(), "k"); len(st.Shared) != 1 || st.TTL > time.Second {
 			t.Errorf("status %+v", st)
 		}
 		unlock(t, short)
@@ -296,26 +292,26 @@ func TestSharedLeasesAreRenewedApart(t *testing.T) {
 }
 
 func TestSharedWithOtherOptions(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		for name, o := range map[string]hasp.Option{"min hold": hasp.WithMinHold(time.Second), "slots": hasp.WithSlots(2)} {
-			want(t, name, errOf(c.Lock(t.Context(), "k", hasp.WithShared(), o)), hasp.ErrInvalid)
+			want(t, name, t.lockErr("k", hasp.WithShared(), o), hasp.ErrInvalid)
 		}
 	})
 }
 
 // Callers WithShared re-enter a lease of either kind. A shared lease cannot become exclusive.
 func TestReentryOfASharedLease(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		for name, opts := range map[string][]hasp.Option{"exclusive": nil, "shared": {hasp.WithShared()}} {
-			outer := lockNow(t, c, name, opts...)
-			inner := lockIn(t, c, outer.Context(), name, hasp.WithShared())
+	withClient(t, nil, func(t *bench) {
+		for name, opts := range map[string]options{"exclusive": nil, "shared": {hasp.WithShared()}} {
+			outer := t.lock(name, opts...)
+			inner := t.lockIn(outer.Context(), name, hasp.WithShared())
 			if opts != nil {
-				want(t, "an exclusive Lock inside", errOf(c.Lock(inner.Context(), name)), hasp.ErrInvalid)
+				want(t, "an exclusive Lock inside", errOf(t.Lock(inner.Context(), name)), hasp.ErrInvalid)
 			}
 			unlock(t, inner)
 			unlock(t, outer)
 		}
-		equal(t, "attempts", f.attempts(), 2)
+		equal(t, "attempts", t.attempts(), 2)
 	})
 }
 
@@ -323,21 +319,21 @@ func TestReentryOfASharedLease(t *testing.T) {
 // Backoff returns, because drivers refuse new readers only for a while.
 func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 	o := &hasp.Options{Backoff: func(int) time.Duration { return time.Hour }}
-	withClient(t, o, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, o, func(t *bench) {
 		var asked []time.Time
 		waiting := 0
-		f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if !cl.Shared {
+		t.acquire = func(q *call) error {
+			if !q.Shared {
 				asked = append(asked, time.Now())
-				if cl.WillRetry {
+				if q.WillRetry {
 					waiting++
 				}
 			}
-			return send()
+			return q.send()
 		}
-		reader := lockNow(t, c, "k", hasp.WithShared())
+		reader := t.lock("k", hasp.WithShared())
 		time.AfterFunc(time.Second, func() { unlock(t, reader) })
-		unlock(t, lockNow(t, c, "k"))
+		unlock(t, t.lock("k"))
 		for i := 1; i < len(asked); i++ {
 			if gap := asked[i].Sub(asked[i-1]); gap > backend.SharedRetryEvery {
 				t.Errorf("%v between two attempts", gap)
@@ -348,8 +344,8 @@ func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 		}
 
 		waiting = 0
-		unlock(t, lockNow(t, c, "k"))
-		_, _ = c.TryLock(t.Context(), "k")
+		unlock(t, t.lock("k"))
+		_, _ = t.TryLock(t.Context(), "k")
 		if waiting != 1 { // a TryLock does not ask again
 			t.Errorf("waiting %d", waiting)
 		}
@@ -362,16 +358,14 @@ func TestLongerTermEndsWithItsLease(t *testing.T) {
 		"Unlock":   func(l *hasp.Lease) { l.Unlock(context.Background()) },
 		"max hold": func(*hasp.Lease) {},
 	} {
-		t.Run(name, func(t *testing.T) {
-			withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-				l := lockNow(t, c, "k", hasp.WithTTL(time.Second))
-				end(lockIn(t, c, l.Context(), "k", hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Minute)))
-				time.Sleep(3 * time.Hour)
-				if s := await.Value(f.Inspect(t.Context(), "k")); s.TTL > time.Second {
-					t.Errorf("the key of a lease with a term of a second stays locked for %v", s.TTL)
-				}
-				unlock(t, l)
-			})
+		runClient(t, name, nil, func(t *bench) {
+			l := t.lock("k", hasp.WithTTL(time.Second))
+			end(t.lockIn(l.Context(), "k", hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Minute)))
+			time.Sleep(3 * time.Hour)
+			if s := await.Value(t.faulty.Inspect(t.Context(), "k")); s.TTL > time.Second {
+				t.Errorf("the key of a lease with a term of a second stays locked for %v", s.TTL)
+			}
+			unlock(t, l)
 		})
 	}
 }

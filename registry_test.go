@@ -146,7 +146,7 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	other := await.Value(hasp.Open(t.Context(), "memlock://", nil))
 	defer other.Close()
 	l := lockNow(t, c, "k")
-	defer l.Unlock(t.Context())
+	defer unlock(t, l)
 	st, err := other.Inspect(t.Context(), "a:k") // the key in the store has the prefix
 	if err != nil || !st.Held || st.Owner != "m@e" || st.TTL < 59*time.Minute {
 		t.Errorf("got %+v, %v", st, err)
@@ -156,7 +156,7 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	}
 }
 
-func panics(t *testing.T, what string, f func()) {
+func panics(t testing.TB, what string, f func()) {
 	t.Helper()
 	defer func() {
 		if recover() == nil {
@@ -192,32 +192,31 @@ func TestNewRefusesWhatItCannotUse(t *testing.T) {
 }
 
 func TestBadArguments(t *testing.T) {
-	c := await.Value(hasp.New(plainDriver{memlock.NewDriver()}, nil))
-	defer c.Close()
-	for name, tc := range map[string]struct {
-		key  string
-		opts []hasp.Option
-		is   error
-	}{
-		"empty key":         {"", nil, hasp.ErrInvalid},
-		"short ttl":         {"k", []hasp.Option{hasp.WithTTL(99 * time.Millisecond)}, hasp.ErrInvalid},
-		"negative max wait": {"k", []hasp.Option{hasp.WithMaxWait(-1)}, hasp.ErrInvalid},
-		"no max hold":       {"k", []hasp.Option{hasp.WithMaxHold(0)}, hasp.ErrInvalid},
-		"no fence":          {"k", []hasp.Option{hasp.WithFence()}, errors.ErrUnsupported},
-
-		"no shared leases":          {"k", []hasp.Option{hasp.WithShared()}, errors.ErrUnsupported},
-		"no min hold":               {"k", []hasp.Option{hasp.WithMinHold(time.Minute)}, errors.ErrUnsupported},
-		"min hold below zero":       {"k", []hasp.Option{hasp.WithMinHold(-1)}, hasp.ErrInvalid},
-		"min hold of 200 years":     {"k", []hasp.Option{hasp.WithMinHold(200 * 365 * 24 * time.Hour)}, hasp.ErrInvalid},
-		"min hold above max hold":   {"k", []hasp.Option{hasp.WithMinHold(2), hasp.WithMaxHold(1)}, hasp.ErrInvalid},
-		"no slots":                  {"k", []hasp.Option{hasp.WithSlots(0)}, hasp.ErrInvalid},
-		"a number of slots below 0": {"k", []hasp.Option{hasp.WithSlots(-1)}, hasp.ErrInvalid},
-		"101 slots":                 {"k", []hasp.Option{hasp.WithSlots(101)}, hasp.ErrInvalid},
+	c := opened(t, plainDriver{memlock.NewDriver()}, nil)
+	for target, calls := range map[error]map[string]options{
+		hasp.ErrInvalid: {
+			"short ttl":                 {hasp.WithTTL(99 * time.Millisecond)},
+			"negative max wait":         {hasp.WithMaxWait(-1)},
+			"no max hold":               {hasp.WithMaxHold(0)},
+			"min hold below zero":       {hasp.WithMinHold(-1)},
+			"min hold of 200 years":     {hasp.WithMinHold(200 * 365 * 24 * time.Hour)},
+			"min hold above max hold":   {hasp.WithMinHold(2), hasp.WithMaxHold(1)},
+			"no slots":                  {hasp.WithSlots(0)},
+			"a number of slots below 0": {hasp.WithSlots(-1)},
+			"101 slots":                 {hasp.WithSlots(101)},
+		},
+		errors.ErrUnsupported: {
+			"no fence":         {hasp.WithFence()},
+			"no shared leases": {hasp.WithShared()},
+			"no min hold":      {hasp.WithMinHold(time.Minute)},
+		},
 	} {
-		for _, lock := range []func(context.Context, string, ...hasp.Option) (*hasp.Lease, error){c.Lock, c.TryLock} {
-			want(t, name, errOf(lock(t.Context(), tc.key, tc.opts...)), tc.is)
+		for name, opts := range calls {
+			want(t, name, errOf(c.Lock(t.Context(), "k", opts...)), target)
+			want(t, name, errOf(c.TryLock(t.Context(), "k", opts...)), target)
 		}
 	}
+	want(t, "empty key", errOf(c.Lock(t.Context(), "")), hasp.ErrInvalid)
 	if l, err := c.Lock(t.Context(), "k", nil, hasp.WithTTL(1<<62-1)); err == nil {
 		t.Error("a term of a century:", l.Expires())
 	}
@@ -239,13 +238,13 @@ func (plainDriver) Traits() backend.Traits { return backend.Traits{Reach: backen
 // also 0, but Reentry is not set.
 func TestEventsOfACall(t *testing.T) {
 	var s seen
-	withClient(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.acquire = slowAcquire(time.Millisecond)
-		l := lockNow(t, c, "k", hasp.WithFence())
-		c.TryLock(t.Context(), "k")
-		unlock(t, lockIn(t, c, l.Context(), "k"))
+	withClient(t, &hasp.Options{Observe: s.observe}, func(t *bench) {
+		t.acquire = slow(time.Millisecond)
+		l := t.lock("k", hasp.WithFence())
+		t.TryLock(t.Context(), "k")
+		unlock(t, t.lockIn(l.Context(), "k"))
 		time.Sleep(time.Second)
-		l.Unlock(t.Context())
+		unlock(t, l)
 
 		var got []string
 		for _, e := range s.all {

@@ -19,49 +19,49 @@ import (
 )
 
 func TestRenewalStartsAtAThirdOfTheTerm(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		start := time.Now()
-		l := lockNow(t, c, "k")
+		l := t.lock("k")
 		time.Sleep(10 * hasp.DefaultTTL)
 		unlock(t, l)
 		var last time.Duration
-		c.Close()
-		for _, at := range f.renewed {
+		t.Client.Close()
+		for _, at := range t.renewed {
 			since := at.Sub(start) - last
 			if most := hasp.DefaultTTL / 3; since > most || since < most*4/5 {
 				t.Errorf("a renewal came %v after the one before, want a bit less than %v", since, most)
 			}
 			last = at.Sub(start)
 		}
-		if n := len(f.renewed); n < 30 || n > 38 {
+		if n := len(t.renewed); n < 30 || n > 38 {
 			t.Errorf("%d renewals in ten terms, want about 32", n)
 		}
 	})
 }
 
 func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		var mu sync.Mutex
 		running, most := 0, 0
-		f.renew = func(ctx context.Context, _ backend.Claim, _ func() (backend.Grant, error)) (backend.Grant, error) {
+		t.renew = func(q *call) error {
 			mu.Lock()
 			running++
 			most = max(most, running)
 			mu.Unlock()
-			<-ctx.Done()
+			<-q.ctx.Done()
 			mu.Lock()
 			running--
 			mu.Unlock()
-			return backend.Grant{}, ctx.Err()
+			return q.ctx.Err()
 		}
-		l := lockNow(t, c, "k")
+		l := t.lock("k")
 		for range 5 {
 			go l.Extend(t.Context(), time.Minute)
 		}
 		<-l.Context().Done()
-		c.Close()
+		t.Client.Close()
 		equal(t, "renewals under way at once", most, 1)
-		if renews := f.renewals(); renews < 8 {
+		if renews := t.renewals(); renews < 8 {
 			t.Errorf("%d tries until the deadline, want one after another", renews)
 		}
 	})
@@ -70,16 +70,16 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 func TestTheSecondTryLastsTwiceAsLong(t *testing.T) {
 	const short, long, timeout = 100 * time.Millisecond, 200 * time.Millisecond, 3 * time.Second
 	for ttl, want := range map[time.Duration][]time.Duration{time.Second: {short, long, short, short}, time.Minute: {timeout, timeout, timeout}} {
-		withClient(t, &hasp.Options{TTL: ttl, Timeout: timeout}, func(t *testing.T, f *faulty, c *hasp.Client) {
+		withClient(t, &hasp.Options{TTL: ttl, Timeout: timeout}, func(t *bench) {
 			var took []time.Duration
-			f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			t.renew = func(q *call) error {
 				start := time.Now()
 				defer func() { took = append(took, time.Since(start)) }()
-				return hungRenew(ctx, c, send)
+				return untilEnd(q)
 			}
-			l := lockNow(t, c, "k")
+			l := t.lock("k")
 			<-l.Context().Done()
-			c.Close()
+			t.Client.Close()
 			if len(took) < len(want) || !slices.Equal(took[:len(want)], want) {
 				t.Errorf("TTL %v: tries took %v, want %v first", ttl, took, want)
 			}
@@ -88,9 +88,9 @@ func TestTheSecondTryLastsTwiceAsLong(t *testing.T) {
 }
 
 func TestExtendWithoutRenewal(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		start := time.Now()
-		l := lockNow(t, c, "k", hasp.WithoutRenewal())
+		l := t.lock("k", hasp.WithoutRenewal())
 		want(t, "Extend by too little", l.Extend(t.Context(), 99*time.Millisecond), hasp.ErrInvalid)
 		want(t, "Extend", l.Extend(t.Context(), time.Hour), nil)
 		want(t, "Extend", l.Extend(t.Context(), time.Second), nil)
@@ -99,19 +99,19 @@ func TestExtendWithoutRenewal(t *testing.T) {
 			t.Errorf("lasted %v, want an hour", held)
 		}
 		want(t, "Extend after", l.Extend(t.Context(), time.Hour), hasp.ErrLost)
-		equal(t, "renewals, all by Extend", f.renewals(), 2)
+		equal(t, "renewals, all by Extend", t.renewals(), 2)
 	})
 }
 
 // A store may grant Extend a shorter term than it asks for, as an etcd without space does.
 func TestExtendByLessThanWasAskedFor(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			g, err := send()
-			g.Until = time.Now().Add(time.Minute)
-			return g, err
+	withClient(t, nil, func(t *bench) {
+		t.renew = func(q *call) error {
+			err := q.send()
+			q.got.Until = time.Now().Add(time.Minute)
+			return err
 		}
-		l := lockNow(t, c, "k", hasp.WithoutRenewal())
+		l := t.lock("k", hasp.WithoutRenewal())
 		want(t, "Extend by an hour", l.Extend(t.Context(), time.Hour), hasp.ErrUnavailable)
 		equal(t, "the rest of the term, as granted", time.Until(l.Expires()), time.Minute)
 		want(t, "Extend by what is granted", l.Extend(t.Context(), time.Minute), nil)
@@ -120,9 +120,9 @@ func TestExtendByLessThanWasAskedFor(t *testing.T) {
 }
 
 func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.renew = renewal(slowAcquire(time.Second))
-		l := lockNow(t, c, "k")
+	withClient(t, nil, func(t *bench) {
+		t.renew = slow(time.Second)
+		l := t.lock("k")
 		ctx := timeout(t, t.Context(), 100*time.Millisecond)
 		start := time.Now()
 		err := l.Extend(ctx, time.Hour)
@@ -138,41 +138,41 @@ func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
 }
 
 func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withClient(t, nil, func(t *bench) {
 		ctx, cancel := context.WithCancel(t.Context())
-		l := lockIn(t, c, ctx, "k")
+		l := t.lockIn(ctx, "k")
 		time.Sleep(time.Hour)
 		cancel()
 		ended := time.Now()
 		<-l.Context().Done()
 		want(t, "cause", context.Cause(l.Context()), context.Canceled)
 		want(t, "Err is about the hold", l.Err(), nil)
-		if free(t, f, "k") {
+		if t.free("k") {
 			t.Error("the end of Lock's context freed the key")
 		}
 		time.Sleep(10 * hasp.DefaultTTL)
 		synctest.Wait()
-		if last := slices.MaxFunc(f.renewed, time.Time.Compare); last.After(ended.Add(hasp.DefaultTTL)) || last.Before(ended) {
+		if last := slices.MaxFunc(t.renewed, time.Time.Compare); last.After(ended.Add(hasp.DefaultTTL)) || last.Before(ended) {
 			t.Errorf("last renewal %v after the end of Lock's context, want at most a term", last.Sub(ended))
 		}
 		want(t, "Err", l.Err(), hasp.ErrLost)
-		freed(t, f, "the key was not freed by its term", "k")
+		t.freed("the key was not freed by its term", "k")
 	})
 }
 
 func TestASickClaimDelaysOnlyItself(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		f.renew = func(ctx context.Context, c backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if c.Key[0] == 's' {
-				return hungRenew(ctx, c, send)
+	withClient(t, nil, func(t *bench) {
+		t.renew = func(q *call) error {
+			if q.Key[0] == 's' {
+				return untilEnd(q)
 			}
-			return send()
+			return q.send()
 		}
 		var well, sick []*hasp.Lease
 		for i := range 3000 {
-			well = append(well, lockNow(t, c, fmt.Sprint("well", i)))
+			well = append(well, t.lock(fmt.Sprint("well", i)))
 			if i%3 == 0 {
-				sick = append(sick, lockNow(t, c, fmt.Sprint("sick", i)))
+				sick = append(sick, t.lock(fmt.Sprint("sick", i)))
 			}
 		}
 		time.Sleep(4 * hasp.DefaultTTL)
@@ -239,50 +239,45 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 		"many": func(i int) time.Duration { return 10*time.Second + time.Duration(i)*time.Microsecond },
 		"far":  func(i int) time.Duration { return 500 * time.Millisecond << (i % 8) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := &bulk{Driver: memlock.NewDriver().(Driver)}
-				c := await.Value(hasp.New(d, nil))
-				defer c.Close()
-				before := runtime.NumGoroutine()
-				leases := make([]*hasp.Lease, n)
-				for i := range leases {
-					leases[i] = lockNow(t, c, fmt.Sprint(i), hasp.WithTTL(term(i)))
+		runBubble(t, name, func(t *testing.T) {
+			d := &bulk{Driver: memlock.NewDriver().(Driver)}
+			c := opened(t, d, nil)
+			before := runtime.NumGoroutine()
+			leases := make([]*hasp.Lease, n)
+			for i := range leases {
+				leases[i] = lockNow(t, c, fmt.Sprint(i), hasp.WithTTL(term(i)))
+			}
+			time.Sleep(30 * time.Second)
+			if extra := runtime.NumGoroutine() - before; extra > 40 {
+				t.Errorf("%d goroutines for %d leases", extra, n)
+			}
+			lost := 0
+			for _, l := range leases {
+				if l.Err() != nil {
+					lost++
 				}
-				time.Sleep(30 * time.Second)
-				if extra := runtime.NumGoroutine() - before; extra > 40 {
-					t.Errorf("%d goroutines for %d leases", extra, n)
-				}
-				lost := 0
-				for _, l := range leases {
-					if l.Err() != nil {
-						lost++
-					}
-					l.Unlock(t.Context())
-				}
-				calls, claims := d.calls.Load(), d.claims.Load()
-				if lost > 0 || calls*4 > claims {
-					t.Errorf("%d of %d leases lost; %d calls for %d renewals", lost, n, calls, claims)
-				}
-			})
+				unlock(t, l)
+			}
+			calls, claims := d.calls.Load(), d.claims.Load()
+			if lost > 0 || calls*4 > claims {
+				t.Errorf("%d of %d leases lost; %d calls for %d renewals", lost, n, calls, claims)
+			}
 		})
 	}
 }
 
 // If renewals fail immediately, there are pauses between them, however short the term is.
 func TestFailedRenewalsAreSpaced(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		l := lockNow(t, c, "k", hasp.WithTTL(backend.MinTTL))
-		f.set(func(f *faulty) {
-			f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
-				if len(f.renewed) > 1000 {
-					panic("renewed without a pause")
-				}
-				return backend.Grant{}, errNet
+	withClient(t, nil, func(t *bench) {
+		l := t.lock("k", hasp.WithTTL(backend.MinTTL))
+		t.onRenew(func(q *call) error {
+			if len(t.renewed) > 1000 {
+				panic("renewed without a pause")
 			}
+			return errNet
 		})
 		<-l.Context().Done()
-		if n := f.renewals(); n < 10 || n > 60 {
+		if n := t.renewals(); n < 10 || n > 60 {
 			t.Errorf("%d renewals in two thirds of %v", n, backend.MinTTL)
 		}
 	})
@@ -291,8 +286,7 @@ func TestFailedRenewalsAreSpaced(t *testing.T) {
 func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s seen
-		c := await.Value(hasp.New(short{memlock.NewDriver().(Driver)}, &hasp.Options{TTL: 5 * time.Second, Observe: s.observe}))
-		defer c.Close()
+		c := opened(t, short{memlock.NewDriver().(Driver)}, &hasp.Options{TTL: 5 * time.Second, Observe: s.observe})
 		l := lockNow(t, c, "k")
 		want(t, "Extend", l.Extend(t.Context(), 6*time.Second), hasp.ErrInvalid)
 		want(t, "re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithTTL(6*time.Second))), hasp.ErrInvalid)
@@ -307,18 +301,18 @@ func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 // If a Renew outlasts its context, the engine leaves it behind, and tries again.
 func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 	for _, extend := range []bool{false, true} {
-		withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+		withClient(t, nil, func(t *bench) {
 			var tries atomic.Int64
-			f.renew = func(_ context.Context, _ backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+			t.renew = func(q *call) error {
 				if tries.Add(1) == 1 {
 					time.Sleep(time.Minute)
-					return backend.Grant{}, errNet
+					return errNet
 				}
-				return send()
+				return q.send()
 			}
 			defer time.Sleep(time.Minute)
-			defer c.Close()
-			l := lockNow(t, c, "k", hasp.WithTTL(5*time.Second))
+			defer t.Client.Close()
+			l := t.lock("k", hasp.WithTTL(5*time.Second))
 			if extend && l.Extend(t.Context(), time.Second) == nil {
 				t.Error("Extend: no error")
 			}
@@ -332,12 +326,11 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 func TestRenewalOfAShortHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFaulty()
-		c := await.Value(hasp.New(handsOver{f}, &hasp.Options{TTL: 5 * time.Minute}))
-		defer c.Close()
-		f.acquire = failAcquire(hasp.ErrHeld) // so that the caller waits
-		f.renew = func(context.Context, backend.Claim, func() (backend.Grant, error)) (backend.Grant, error) {
+		c := opened(t, handsOver{f}, &hasp.Options{TTL: 5 * time.Minute})
+		f.acquire = failing(hasp.ErrHeld) // so that the caller waits
+		f.renew = func(q *call) error {
 			f.set(up)
-			return backend.Grant{}, errNet
+			return errNet
 		}
 		l := lockNow(t, c, "k")
 		time.Sleep(10 * time.Second)

@@ -24,7 +24,7 @@ func TestSlotsAreShared(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := &crowd{clients: 4, callers: 64, ordered: ordered, trip: 200 * time.Microsecond, hold: 10 * time.Millisecond, lasts: 10 * time.Second,
-				opts: []hasp.Option{hasp.WithSlots(n), hasp.WithFence()}}
+				opts: options{hasp.WithSlots(n), hasp.WithFence()}}
 			holds, _ := w.run(t, new(memlock.Store))
 			if slices.Contains(w.shares, 0) {
 				t.Errorf("ordered %t: a caller got no slot: %v", ordered, w.shares)
@@ -39,41 +39,43 @@ func TestSlotsAreShared(t *testing.T) {
 
 // withSlots runs a test with a Client. Another Client of the same store has taken both of two
 // slots.
-func withSlots(t *testing.T, o *hasp.Options, run func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease), opts ...hasp.Option) {
+func withSlots(t *testing.T, o *hasp.Options, run func(t *bench, taken []*hasp.Lease), opts ...hasp.Option) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
-		other := &faulty{Driver: store.Driver().(Driver)}
-		holder := await.Value(hasp.New(other, nil))
-		defer holder.Close()
+		holder := opened(t, faultyOver(store), nil)
 		var taken []*hasp.Lease
 		for range 2 {
 			taken = append(taken, lockNow(t, holder, "k", append(opts, hasp.WithSlots(2))...))
 		}
 		equal(t, "the sum of the slots", taken[0].Slot()+taken[1].Slot(), 1)
 
-		f := &faulty{Driver: store.Driver().(Driver)}
+		f := faultyOver(store)
 		c := await.Value(hasp.New(f, o))
+		b := &bench{t, f, c}
+		defer time.Sleep(2 * time.Hour) // until calls that hang have ended
 		defer func() {
 			for _, l := range taken {
 				l.Unlock(context.Background())
 			}
 			c.Close()
-			nothingLeft(t, c)
+			b.nothingLeft()
 			synctest.Wait() // because the holder unlocks the queue in the background
-			freed(t, other, "the queue is still held", "k#queue")
+			st, err := holder.Inspect(t.Context(), "k#queue")
+			await.Must(t, err)
+			equal(t, "the queue is still held", st.Held, false)
 		}()
-		run(t, f, c, taken)
+		run(b, taken)
 	})
 }
 
 // If another Client frees a slot, a waiting caller gets it within 100 ms. If its own Client frees a
 // slot, the caller gets it immediately.
 func TestFreedSlotIsTaken(t *testing.T) {
-	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		got := make(chan *hasp.Lease)
 		for range 2 {
-			go func() { got <- lockNow(t, c, "k", hasp.WithSlots(2)) }()
+			go func() { got <- t.lock("k", hasp.WithSlots(2)) }()
 		}
 		time.Sleep(3 * time.Second)
 		began := time.Now()
@@ -94,9 +96,9 @@ func TestFreedSlotIsTaken(t *testing.T) {
 }
 
 func TestSlotOfADeadHolder(t *testing.T) {
-	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		began := time.Now()
-		l := lockNow(t, c, "k", hasp.WithSlots(2), hasp.WithFence())
+		l := t.lock("k", hasp.WithSlots(2), hasp.WithFence())
 		within(t, "a slot whose holder does not renew", began, 2*time.Second+10*time.Millisecond)
 		for _, dead := range taken {
 			if dead.Slot() == l.Slot() && l.Fence() <= dead.Fence() {
@@ -108,31 +110,31 @@ func TestSlotOfADeadHolder(t *testing.T) {
 }
 
 func TestTryLockLooksAtEachSlotOnce(t *testing.T) {
-	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		for range 3 {
-			_, err := c.TryLock(t.Context(), "k", hasp.WithSlots(2))
+			_, err := t.TryLock(t.Context(), "k", hasp.WithSlots(2))
 			want(t, "full", err, hasp.ErrHeld)
 			var held *backend.HeldError
 			if !errors.As(err, &held) || held.RetryAfter <= 0 {
 				t.Errorf("no RetryAfter in %v", err)
 			}
 		}
-		want(t, "WithMaxWait(0)", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(2), hasp.WithMaxWait(0))), hasp.ErrHeld)
-		equal(t, "attempts", f.attempts(), 8)
+		want(t, "WithMaxWait(0)", t.lockErr("k", hasp.WithSlots(2), hasp.WithMaxWait(0)), hasp.ErrHeld)
+		equal(t, "attempts", t.attempts(), 8)
 		unlock(t, taken[0])
-		l := lockNow(t, c, "k", hasp.WithSlots(2), hasp.WithMaxWait(0))
+		l := t.lock("k", hasp.WithSlots(2), hasp.WithMaxWait(0))
 		equal(t, "slot", l.Slot(), taken[0].Slot())
 		unlock(t, l)
 	})
 }
 
 func TestWaitForASlotEnds(t *testing.T) {
-	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		// Two callers each time: one looks for a slot, and the other waits in the queue.
 		both := func(ctx context.Context, opts ...hasp.Option) (errs [2]error) {
 			var wg sync.WaitGroup
 			for i := range errs {
-				wg.Go(func() { errs[i] = errOf(c.Lock(ctx, "k", append(opts, hasp.WithSlots(2))...)) })
+				wg.Go(func() { errs[i] = errOf(t.Lock(ctx, "k", append(opts, hasp.WithSlots(2))...)) })
 			}
 			wg.Wait()
 			return errs
@@ -147,7 +149,7 @@ func TestWaitForASlotEnds(t *testing.T) {
 			want(t, "deadline", err, context.DeadlineExceeded)
 		}
 		within(t, "two waits of a second", began, 2*time.Second+50*time.Millisecond)
-		time.AfterFunc(time.Second, func() { c.Close() })
+		time.AfterFunc(time.Second, func() { t.Client.Close() })
 		for _, err := range both(t.Context()) {
 			want(t, "closed", err, hasp.ErrClosed)
 		}
@@ -156,40 +158,40 @@ func TestWaitForASlotEnds(t *testing.T) {
 
 // A Lock that looks for a slot goes on through a short outage, and returns the error of a long one.
 func TestLookForASlotInAnOutage(t *testing.T) {
-	withSlots(t, &hasp.Options{Timeout: time.Second}, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
-		time.AfterFunc(time.Second, func() { f.set(down) })
-		time.AfterFunc(1500*time.Millisecond, func() { f.set(up) })
+	withSlots(t, &hasp.Options{Timeout: time.Second}, func(t *bench, taken []*hasp.Lease) {
+		time.AfterFunc(time.Second, func() { t.set(down) })
+		time.AfterFunc(1500*time.Millisecond, func() { t.set(up) })
 		time.AfterFunc(2*time.Second, func() { taken[0].Unlock(t.Context()) })
-		l := lockNow(t, c, "k", hasp.WithSlots(2))
-		time.AfterFunc(time.Second, func() { f.set(down) })
+		l := t.lock("k", hasp.WithSlots(2))
+		time.AfterFunc(time.Second, func() { t.set(down) })
 		began := time.Now()
-		wantOutage(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(2))), errNet)
+		wantOutage(t, "Lock", t.lockErr("k", hasp.WithSlots(2)), errNet)
 		within(t, "an outage", began, 3*time.Second)
-		f.set(up)
+		t.set(up)
 
 		// The context ends during an outage. An answer from before does not hide the outage.
 		ctx := timeout(t, t.Context(), 2*time.Second)
-		time.AfterFunc(1500*time.Millisecond, func() { f.set(down) })
-		wantOutage(t, "Lock", errOf(c.Lock(ctx, "k", hasp.WithSlots(2))), errNet, context.DeadlineExceeded)
-		f.set(up)
+		time.AfterFunc(1500*time.Millisecond, func() { t.set(down) })
+		wantOutage(t, "Lock", errOf(t.Lock(ctx, "k", hasp.WithSlots(2))), errNet, context.DeadlineExceeded)
+		t.set(up)
 		unlock(t, l)
 		time.Sleep(10 * time.Second) // until clean-up has ended
 	})
 }
 
 func TestReentryOfASlot(t *testing.T) {
-	withClient(t, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
-		lockNow(t, c, "k", hasp.WithSlots(3))
-		outer := lockNow(t, c, "k", hasp.WithSlots(3))
-		inner := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(2))
+	withClient(t, nil, func(t *bench) {
+		t.lock("k", hasp.WithSlots(3))
+		outer := t.lock("k", hasp.WithSlots(3))
+		inner := t.lockIn(outer.Context(), "k", hasp.WithSlots(2))
 		if inner.Slot() != outer.Slot() || inner.Key() != "k" {
 			t.Errorf("slot %d of %q in slot %d", inner.Slot(), inner.Key(), outer.Slot())
 		}
-		plain := lockIn(t, c, outer.Context(), "k")
+		plain := t.lockIn(outer.Context(), "k")
 		equal(t, "slot without WithSlots", plain.Slot(), 0)
 		for range 20 { // slots are taken at random
-			other := lockIn(t, c, outer.Context(), "k", hasp.WithSlots(3), hasp.WithoutReentry())
-			again := lockIn(t, c, other.Context(), "k", hasp.WithSlots(3)) // re-enters the innermost lease
+			other := t.lockIn(outer.Context(), "k", hasp.WithSlots(3), hasp.WithoutReentry())
+			again := t.lockIn(other.Context(), "k", hasp.WithSlots(3)) // re-enters the innermost lease
 			if again.Slot() != other.Slot() || other.Slot() == outer.Slot() {
 				t.Errorf("outer %d, inner %d, re-entered %d", outer.Slot(), other.Slot(), again.Slot())
 			}
@@ -198,21 +200,21 @@ func TestReentryOfASlot(t *testing.T) {
 		}
 		unlock(t, plain)
 		unlock(t, inner)
-		if free(t, f, fmt.Sprint("k#", outer.Slot())) {
+		if t.free(fmt.Sprint("k#", outer.Slot())) {
 			t.Error("the slot is free, though the outer lease holds it")
 		}
 		unlock(t, outer)
-		freed(t, f, "the slot is still held", fmt.Sprint("k#", outer.Slot()))
+		t.freed("the slot is still held", fmt.Sprint("k#", outer.Slot()))
 	})
 }
 
 // A call with slots has the events of one call, however many attempts it takes to find a slot.
 func TestEventsOfSlots(t *testing.T) {
 	var s seen
-	withSlots(t, &hasp.Options{Observe: s.observe}, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
-		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(2))
-		want(t, "refused", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(2), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
-		await.Must(t, c.Break(t.Context(), "k#queue"))
+	withSlots(t, &hasp.Options{Observe: s.observe}, func(t *bench, taken []*hasp.Lease) {
+		got := t.lockSoon(t.Context(), "k", hasp.WithSlots(2))
+		want(t, "refused", t.lockErr("k", hasp.WithSlots(2), hasp.WithMaxWait(time.Second)), hasp.ErrHeld)
+		await.Must(t, t.Client.Break(t.Context(), "k#queue"))
 		time.Sleep(5 * time.Second)
 		unlock(t, taken[0])
 		unlock(t, <-got)
@@ -230,62 +232,59 @@ func TestEventsOfSlots(t *testing.T) {
 
 // If the server of one slot does not answer, Lock still finds the other slots.
 func TestSlotThatDoesNotAnswer(t *testing.T) {
-	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
+	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		away := fmt.Sprint("k#", taken[1].Slot())
-		f.set(func(f *faulty) {
-			f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-				if cl.Key == away {
-					time.Sleep(time.Minute)
-					return backend.Grant{}, errNet
-				}
-				return send()
+		t.onAcquire(func(q *call) error {
+			if q.Key == away {
+				time.Sleep(time.Minute)
+				return errNet
 			}
+			return q.send()
 		})
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(2))), hasp.ErrUnavailable)
+		want(t, "TryLock", t.tryErr("k", hasp.WithSlots(2)), hasp.ErrUnavailable)
 		time.AfterFunc(10*time.Second, func() { taken[0].Unlock(t.Context()) }) // after more than Timeout
-		l := lockNow(t, c, "k", hasp.WithSlots(2))
+		l := t.lock("k", hasp.WithSlots(2))
 		equal(t, "slot", l.Slot(), taken[0].Slot())
 		unlock(t, l)
-		f.set(up)
+		t.set(up)
 		time.Sleep(2 * time.Minute)
 	})
 }
 
 // If no slot answers, a call takes no longer than one without slots.
 func TestSlotsThatDoNotAnswer(t *testing.T) {
-	withEnds(t, backend.CancelPrompt, nil, func(t *testing.T, f *faulty, c *hasp.Client) {
+	withEnds(t, backend.CancelPrompt, nil, func(t *bench) {
 		began := time.Now()
 		var hangs atomic.Int64 // when the slots begin to hang, in Unix nanoseconds; they first fail immediately
 		hangs.Store(began.UnixNano())
-		f.acquire = func(cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
+		t.acquire = func(q *call) error {
 			switch {
-			case cl.Key == "k#queue":
-				return send()
+			case q.Key == "k#queue":
+				return q.send()
 			case time.Now().UnixNano() >= hangs.Load():
-				return hungAcquire(cl, send)
+				return hung(q)
 			}
-			return backend.Grant{}, errNet
+			return errNet
 		}
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
+		want(t, "TryLock", t.tryErr("k", hasp.WithSlots(4)), hasp.ErrUnavailable)
 		within(t, "TryLock", began, hasp.DefaultTimeout)
 		for after := range 3 {
 			time.Sleep(time.Second) // past the gap that follows the last hold of the queue
 			began = time.Now()
 			hangs.Store(began.Add(time.Duration(after) * time.Second).UnixNano())
-			want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(4))), hasp.ErrUnavailable)
+			want(t, "Lock", t.lockErr("k", hasp.WithSlots(4)), hasp.ErrUnavailable)
 			within(t, "Lock", began, hasp.DefaultTimeout+100*time.Millisecond)
 		}
-		f.set(up)
-		time.Sleep(2 * time.Hour)
+		t.set(up)
 	})
 }
 
 func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
-	withTwo(t, nil, func(t *testing.T, _ *faulty, other, mine *hasp.Client) {
+	withTwo(t, nil, func(t *bench, mine *hasp.Client) {
 		a := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Minute))
 		b := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Hour))
 		for range 20 {
-			_, err := other.TryLock(t.Context(), "k", hasp.WithSlots(2))
+			_, err := t.TryLock(t.Context(), "k", hasp.WithSlots(2))
 			var held *backend.HeldError
 			if !errors.As(err, &held) || held.RetryAfter > time.Minute {
 				t.Errorf("got %v %+v", err, held)
@@ -301,14 +300,13 @@ func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
 func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &hooked{Driver: memlock.NewDriver().(Driver), traits: backend.Traits{Reach: backend.Network, MaxTTL: time.Second}}
-		d.acquire = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if cl.TTL > time.Second {
-				return backend.Grant{}, backend.ErrInvalid
+		d.acquire = func(q *call) error {
+			if q.TTL > time.Second {
+				return backend.ErrInvalid
 			}
-			return send()
+			return q.send()
 		}
-		c := await.Value(hasp.New(d, &hasp.Options{TTL: time.Second}))
-		defer c.Close()
+		c := opened(t, d, &hasp.Options{TTL: time.Second})
 		unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
 		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(1), hasp.WithTTL(2*time.Second))), hasp.ErrInvalid)
 	})
@@ -318,15 +316,14 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		d := &hooked{Driver: memlock.NewDriver().(Driver), traits: memlock.NewDriver().Traits()}
-		c := await.Value(hasp.New(d, nil))
-		defer c.Close()
+		c := opened(t, d, nil)
 		l := lockNow(t, c, "k", hasp.WithSlots(1))
 		synctest.Wait() // the queue is unlocked in the background
-		d.acquire = func(_ context.Context, cl backend.Claim, send func() (backend.Grant, error)) (backend.Grant, error) {
-			if cl.Key == "k#queue" {
+		d.acquire = func(q *call) error {
+			if q.Key == "k#queue" {
 				defer cancel()
 			}
-			return send()
+			return q.send()
 		}
 		_, err := c.Lock(ctx, "k", hasp.WithSlots(1))
 		want(t, "Lock", err, context.Canceled)
@@ -337,39 +334,39 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 
 // While a Lock waits for a slot, a TryLock of the same Client gets none.
 func TestTryLockComesAfterALockThatLooks(t *testing.T) {
-	withSlots(t, nil, func(t *testing.T, f *faulty, c *hasp.Client, taken []*hasp.Lease) {
-		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(2))
+	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
+		got := t.lockSoon(t.Context(), "k", hasp.WithSlots(2))
 		time.Sleep(time.Second)
-		before := f.attempts()
+		before := t.attempts()
 		unlock(t, taken[0])
-		want(t, "TryLock", errOf(c.TryLock(t.Context(), "k", hasp.WithSlots(2))), hasp.ErrHeld)
-		equal(t, "attempts before and after the TryLock", f.attempts(), before)
+		want(t, "TryLock", t.tryErr("k", hasp.WithSlots(2)), hasp.ErrHeld)
+		equal(t, "attempts before and after the TryLock", t.attempts(), before)
 		unlock(t, <-got)
 		synctest.Wait() // the queue is unlocked in the background
-		unlock(t, lockNow(t, c, "k", hasp.WithSlots(2), hasp.WithMaxWait(0)))
+		unlock(t, t.lock("k", hasp.WithSlots(2), hasp.WithMaxWait(0)))
 	})
 }
 
 // While many slots are held, the caller that looks for one makes about a hundred attempts a second.
 func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
-	withTwo(t, nil, func(t *testing.T, f *faulty, c, other *hasp.Client) {
+	withTwo(t, nil, func(t *bench, other *hasp.Client) {
 		var taken []*hasp.Lease
 		for range 100 {
 			taken = append(taken, lockNow(t, other, "k", hasp.WithSlots(100)))
 		}
 
 		// A look at all slots may end after WithMaxWait, but no later than one attempt may.
-		f.set(func(f *faulty) { f.acquire = slowAcquire(20 * time.Millisecond) })
+		t.onAcquire(slow(20 * time.Millisecond))
 		start := time.Now()
-		err := errOf(c.Lock(t.Context(), "k", hasp.WithSlots(100), hasp.WithMaxWait(100*time.Millisecond)))
+		err := t.lockErr("k", hasp.WithSlots(100), hasp.WithMaxWait(100*time.Millisecond))
 		want(t, "Lock", err, hasp.ErrHeld)
 		within(t, "Lock", start, 300*time.Millisecond)
-		f.set(up)
+		t.set(up)
 
-		before := f.attempts()
-		got := lockSoon(t, c, t.Context(), "k", hasp.WithSlots(100))
+		before := t.attempts()
+		got := t.lockSoon(t.Context(), "k", hasp.WithSlots(100))
 		time.Sleep(20 * time.Second)
-		if n := f.attempts(); n-before > 4000 {
+		if n := t.attempts(); n-before > 4000 {
 			t.Errorf("%d calls in 20 s", n-before)
 		}
 		start = time.Now()

@@ -53,8 +53,7 @@ func withWaker(t *testing.T, o *hasp.Options, run func(t *testing.T, w *waking, 
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &waking{faulty: newFaulty(), listening: map[chan struct{}]bool{}}
-		c := await.Value(hasp.New(w, o))
-		defer c.Close()
+		c := opened(t, w, o)
 		run(t, w, c)
 	})
 }
@@ -89,7 +88,7 @@ func TestCallersThatListen(t *testing.T) {
 		"woken":                {told: true, asked: 7, listens: 1},
 		"the message is lost":  {within: time.Second, asked: 7, listens: 1},
 		"the holder dies":      {ttl: 2500 * time.Millisecond, within: 2 * time.Millisecond, asked: 6, listens: 1},
-		"before its own end":   {opts: []hasp.Option{hasp.WithMaxWait(at + 5*time.Millisecond)}, within: 5 * time.Millisecond, asked: 7, listens: 1},
+		"before its own end":   {opts: options{hasp.WithMaxWait(at + 5*time.Millisecond)}, within: 5 * time.Millisecond, asked: 7, listens: 1},
 		"listens no more":      {listen: closes(100 * time.Millisecond), within: 100 * time.Millisecond, listens: 3},
 		"listens not long":     {listen: closes(0), within: 100 * time.Millisecond, listens: 4},
 		"cannot listen":        {listen: func(context.Context, chan struct{}) error { return errNet }, within: 100 * time.Millisecond, listens: 4},
@@ -164,6 +163,7 @@ func TestCallersThatListenAndLeave(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				synctest.Wait()
+				nothingLeft(t, c)
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				if len(w.listening) > 0 {
