@@ -119,6 +119,15 @@ func TestCloseClosesOnlyConnectionsOfOpen(t *testing.T) {
 	if err := New(rdb).Close(); err != nil || rdb.Ping(t.Context()).Err() != nil {
 		t.Errorf("a client that the caller passed is closed (%v)", err)
 	}
+	s := opened(t, srv.URL(), nil)
+	for range 2 {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
 }
 
 // The program may use all connections of a client that it passed. hasp does not wait for them.

@@ -12,6 +12,43 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
+// After a failover Listeners are on the new master, also if the old one is still up.
+func TestListenersFollowTheMaster(t *testing.T) {
+	t.Parallel()
+	set := redistest.StartSentinel(t, nil)
+	var addrs []string
+	for _, s := range set.Sentinels {
+		addrs = append(addrs, s.Addr)
+	}
+	failover := redis.NewFailoverClient(&redis.FailoverOptions{
+		MasterName: set.Name, SentinelAddrs: addrs,
+	})
+	defer failover.Close()
+	byURL := await.Value(open(t, set.URL(), nil))
+	handedIn := redisstore.New(failover)
+	defer handedIn.Close()
+	both := []*recorder{listenTo(t, byURL, "ch"), listenTo(t, handedIn, "ch")}
+	there := func() {
+		t.Helper()
+		rdb := set.Master().Client()
+		until(t, "two subscribers at "+rdb.Options().Addr, func() bool {
+			return rdb.PubSubNumSub(t.Context(), "ch").Val()["ch"] == 2
+		})
+		for _, e := range both {
+			getsSoon(t, rdb, e, "ch")
+		}
+	}
+	there()
+	set.Failover()
+	there()
+	for i, e := range both {
+		// It may still be at the old master, which passes on what the new one publishes, while
+		// the other one has two connections to the new master for a moment.
+		until(t, fmt.Sprint(i, " learns of the gap"), func() bool { return e.count() > 0 })
+	}
+	there()
+}
+
 // Listeners are at the server of their slot, also if the slot moves, or if its server
 // fails over or dies.
 func TestListenersFollowTheirSlot(t *testing.T) {

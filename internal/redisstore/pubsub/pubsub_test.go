@@ -301,6 +301,14 @@ func TestReconnect(t *testing.T) {
 			s.publish("b", "x")
 			s.wants(b, "x")
 		}
+		s.srv.Proxy.Down()
+		time.Sleep(time.Minute)
+		s.wants(a, "")
+		s.srv.Proxy.Up()
+		time.Sleep(2 * time.Second)
+		s.wants(a, "again")
+		s.publish("a", "x")
+		s.wants(a, "x")
 	})
 }
 
@@ -342,7 +350,7 @@ func TestAttemptsToConnectAreRare(t *testing.T) {
 							t.Fatalf("without the cause: %v", err)
 						}
 					}
-					s.connected(30, 180)
+					s.connected(30, 180) // one or two each second, because the rests are random
 				})
 			})
 		}
@@ -468,6 +476,12 @@ func TestCloseEndsListening(t *testing.T) {
 		a.Close()
 		s.srv.Proxy.Flow()
 		s.wants(a, "")
+	})
+	virtually(t, func(t *testing.T, s *listening) { // a Store that was never used
+		s.Close()
+		if _, err := s.Listen(t.Context(), "a", "a", ignore); !errors.Is(err, redis.ErrClosed) {
+			t.Errorf("got %v", err)
+		}
 	})
 }
 
