@@ -41,7 +41,7 @@ type cluster struct {
 	certs certificates    // nil if conf has the certificates
 	all   []string        // the endpoints of all members
 	clock *clock
-	beats chan struct{}   // has room for the keep-alives that may be under way
+	beats slots           // has room for the keep-alives that may be under way
 	ctx   context.Context // ends with the driver
 	wg    sync.WaitGroup  // counts the driver's goroutines
 
@@ -97,12 +97,10 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 
 // beat sends a keep-alive, which begins the term of a lease anew.
 func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
-	select {
-	case c.beats <- struct{}{}:
-		defer func() { <-c.beats }()
-	case <-ctx.Done():
-		return beat{err: ctx.Err()}
+	if err := c.beats.take(ctx); err != nil {
+		return beat{err: err}
 	}
+	defer c.beats.give()
 
 	b, err := call(ctx, c, func(m *member) (beat, error) { return sendBeat(ctx, m, lease) })
 	b.err = err

@@ -89,6 +89,21 @@ const maxAtOnce = 64
 // The constant closing bounds how long Close waits until leases have ended.
 const closing = time.Second
 
+// slots bounds how many calls are under way at once.
+type slots chan struct{}
+
+// take waits for a slot. If ctx ends first, the error is that of ctx.
+func (s slots) take(ctx context.Context) error {
+	select {
+	case s <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s slots) give() { <-s }
+
 // driver is a [backend.Waiter] that keeps its locks in an etcd and serves waiters in order
 // of arrival.
 type driver struct {
@@ -97,8 +112,8 @@ type driver struct {
 	changes gather
 	window  int64 // Options.Window in seconds
 	clock   *clock
-	turns   chan struct{}      // has room for the callers that may ask for a lease or a place at once
-	burials chan struct{}      // has room for the revocations that may be under way at once
+	turns   slots              // has room for the callers that may ask for a lease or a place at once
+	burials slots              // has room for the revocations that may be under way at once
 	active  atomic.Int64       // counts the Waits and revocations under way
 	cancel  context.CancelFunc // ends the cluster's context
 	open    context.Context    // ends when Close begins
@@ -187,8 +202,8 @@ func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, e
 	d := &driver{
 		window:  seconds(window),
 		clock:   newClock(),
-		turns:   make(chan struct{}, maxAtOnce),
-		burials: make(chan struct{}, maxAtOnce),
+		turns:   make(slots, maxAtOnce),
+		burials: make(slots, maxAtOnce),
 		waiters: map[*waiter]bool{},
 	}
 
@@ -201,7 +216,7 @@ func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, e
 		certs: certs,
 		all:   conf.Endpoints,
 		clock: d.clock,
-		beats: make(chan struct{}, maxBeats),
+		beats: make(slots, maxBeats),
 		ctx:   conf.Context,
 	}
 

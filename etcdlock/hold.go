@@ -66,12 +66,10 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	if err := d.check(ctx, c); err != nil {
 		return backend.Grant{}, err
 	}
-	select {
-	case d.turns <- struct{}{}:
-		defer func() { <-d.turns }()
-	case <-ctx.Done():
-		return backend.Grant{}, &noChange{ctx.Err()}
+	if err := d.turns.take(ctx); err != nil {
+		return backend.Grant{}, &noChange{err}
 	}
+	defer d.turns.give()
 
 	for {
 		called := d.clock.now()

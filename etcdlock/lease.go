@@ -171,12 +171,10 @@ func (d *driver) bury(l *lease) {
 
 // The method end tries to revoke a lease. It returns false if the caller must try again.
 func (d *driver) end(l *lease) bool {
-	select {
-	case d.burials <- struct{}{}:
-		defer func() { <-d.burials }()
-	case <-d.cluster.ctx.Done():
+	if d.burials.take(d.cluster.ctx) != nil {
 		return true
 	}
+	defer d.burials.give()
 
 	ctx, cancel := context.WithTimeout(d.cluster.ctx, revokeTime)
 	defer cancel()

@@ -145,7 +145,7 @@ func (w *waiter) step(ctx context.Context) (g backend.Grant, over bool, err erro
 		ask = w.enter
 	}
 	isFirst, err := ask(ctx)
-	<-w.d.turns
+	w.d.turns.give()
 	if err != nil || !isFirst {
 		return g, false, err
 	}
@@ -212,12 +212,7 @@ func pause(ctx context.Context, d time.Duration) {
 func (w *waiter) turn(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
-	select {
-	case w.d.turns <- struct{}{}:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return w.d.turns.take(ctx) == nil
 }
 
 // isBehind reports whether the waiter may sleep, because an entry ahead excludes its own, and a

@@ -76,7 +76,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	err := d.exec(ctx, d.sql.breakKey, []byte(key), d.channel, lockWait(maxRenewBlocked))
+	err := d.finish(ctx, d.sql.breakKey, []byte(key), d.channel, lockWait(maxRenewBlocked))
 	if errors.Is(err, errNoRow) {
 		return nil
 	}

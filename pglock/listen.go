@@ -235,9 +235,9 @@ func (l *listener) end(a attempt, err error) {
 	}
 }
 
-// leaves forgets a waiter that no caller listens for any more, and whose last attempt had a token.
+// forget forgets a waiter that no caller listens for any more, and whose last attempt had a token.
 // It returns the number of the waiter if the database may have it.
-func (l *listener) leaves(p spot, token string) (number int64) {
+func (l *listener) forget(p spot, token string) (number int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.waits[p]
@@ -343,8 +343,8 @@ func (l *listener) run() {
 	}
 }
 
-// The method leave ends the session, if any. It is called when the server may be a replica now.
-func (l *listener) leave() {
+// endSession ends the session, if any. It is called when the server may be a replica now.
+func (l *listener) endSession() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.hangUp != nil {

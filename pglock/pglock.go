@@ -565,7 +565,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	}
 
 	// The token may belong to a caller that has waited, and whose place keeps others out.
-	if number := d.listener.leaves(spot{c.Key, c.Shared}, c.Token); number != 0 {
+	if number := d.listener.forget(spot{c.Key, c.Shared}, c.Token); number != 0 {
 		if err := d.quit(ctx, c.Key, number, c.Timeout); err != nil {
 			return err
 		}

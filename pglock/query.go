@@ -115,11 +115,6 @@ func (d *driver) finish(ctx context.Context, sql string, args ...any) error {
 	return run(ctx, sql, func(int, pgx.Rows) error { return nil }, args...)
 }
 
-// exec does what query does, but ignores the values of the rows.
-func (d *driver) exec(ctx context.Context, sql string, args ...any) error {
-	return d.query(ctx, sql, func(int, pgx.Rows) error { return nil }, args...)
-}
-
 // queryOnce sends a statement once.
 func (d *driver) queryOnce(
 	ctx context.Context, on *connections, sql string, scan scanner, args []any,
@@ -184,7 +179,7 @@ func (d *driver) failed(c *pgx.Conn, err error) error {
 	if code(err) == readOnlyTransaction {
 		// End both connections to the server, because it may be a former primary.
 		hangUp(c)
-		d.listener.leave()
+		d.listener.endSession()
 		return fmt.Errorf("%w (%s)", err, hint(err))
 	}
 
