@@ -50,6 +50,13 @@ func (d *driver) Listens() bool {
 	return d.listener.running
 }
 
+// Waiters returns how many waiters the driver remembers.
+func (d *driver) Waiters() int {
+	d.listener.mu.Lock()
+	defer d.listener.mu.Unlock()
+	return len(d.listener.waits)
+}
+
 // Channel is the channel of the driver's messages.
 func (d *driver) Channel() string { return d.listener.channel() }
 

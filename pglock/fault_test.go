@@ -315,6 +315,11 @@ func TestConnectionLimit(t *testing.T) {
 		}
 	})
 
+	// The Client has no connection for renewals, but it has one for other statements.
+	renewed := await.Value(c.Lock(ctx, "renewed"))
+	must(t, renewed.Extend(ctx, time.Hour))
+	must(t, renewed.Unlock(ctx))
+
 	_, err := hasp.Open(ctx, "pglock+"+url, patient)
 	clear(t, err, "max_connections")
 
@@ -480,21 +485,31 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 	}
 	other := client(t, s.Where(), "")
 	held := await.Value(other.Lock(ctx, "held"))
+	too := await.Value(other.Lock(ctx, "held too"))
 	waiting, leave := context.WithCancel(ctx)
 	got := locks(waiting, c, "held")
 	until(t, "listening", d.Listens)
+
+	// The session is older than the next waits, so their repeated attempts get the last refusal again.
+	for range 20 {
+		brief, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+		<-locks(brief, c, "held too")
+		cancel()
+	}
 	leave()
 	<-got
+	until(t, "the end of all waiters", func() bool { return d.Waiters() == 0 })
 	// Also while others hand keys over.
 	until(t, "the end of listening", func() bool {
 		s.Must(t, "NOTIFY "+d.Channel()+", 'other'")
 		return !d.Listens()
 	})
 	must(t, held.Unlock(ctx))
+	must(t, too.Unlock(ctx))
 }
 
-// The program itself uses all connections of the pool. An Unlock works nevertheless, and the error
-// of a Lock names the pool.
+// The program itself uses all connections of the pool. An Unlock and a Break work nevertheless, and
+// the error of a Lock names the pool.
 func TestPoolThatIsUsedUp(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -502,6 +517,8 @@ func TestPoolThatIsUsedUp(t *testing.T) {
 	c := await.Value(pglock.New(ctx, pool, &pglock.Options{Client: hasp.Options{Timeout: 3 * time.Second}}))
 	t.Cleanup(func() { c.Close() })
 	held := await.Value(c.Lock(ctx, t.Name()))
+	broken := t.Name() + "/broken"
+	await.Value(c.Lock(ctx, broken))
 	for range 2 {
 		conn := await.Value(pool.Acquire(ctx))
 		defer conn.Release()
@@ -511,6 +528,7 @@ func TestPoolThatIsUsedUp(t *testing.T) {
 	if !errors.Is(err, hasp.ErrUnavailable) || !strings.Contains(err.Error(), "all 2 of the pool are in use") {
 		t.Errorf("TryLock: %v", err)
 	}
+	await.Success(t, "Break", func() error { return c.Break(ctx, broken) })
 	await.Success(t, "Unlock", func() error {
 		if err := held.Unlock(ctx); !errors.Is(err, hasp.ErrReleased) {
 			return err

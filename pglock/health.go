@@ -41,6 +41,7 @@ type health struct {
 	mu       sync.Mutex // guards the fields below
 	answered time.Time  // when the last answer came, on any connection
 	doubt    time.Time  // connections without an answer since this time are in doubt
+	taking   int        // how many callers ask the pool for an idle connection
 	dialing  int        // how many callers may be making a connection
 	refusal  error      // why the server last refused a connection
 	resumes  time.Time  // when the pause after the refusal ends
@@ -87,41 +88,64 @@ func (h *health) last() (answered, doubt time.Time) {
 	return h.answered, h.doubt
 }
 
-// mayAsk reports whether a caller may ask the pool for a connection now, and whether the pool may
-// have to dial. If dials is true, the caller must then call h.asked. If ask is false, the caller
-// must return err, or wait for a connection if err is nil.
-func (h *health) mayAsk(s *pgxpool.Stat) (ask, dials bool, err error) {
-	if s.IdleConns() > 0 || s.TotalConns() == s.MaxConns() {
-		// The pool makes no connection, unless another caller takes the idle one first.
-		return true, false, nil
-	}
+// request is how a caller may ask the pool for a connection.
+type request int
+
+const (
+	notNow request = iota
+	waits          // all connections exist, so the pool makes none
+	takesIdle
+	dials
+)
+
+// mayAsk returns how a caller may ask the pool for a connection now. The caller must then call
+// h.asked. If the result is notNow, the caller must return err, or wait for a connection if err is
+// nil.
+//
+// The pool makes a connection for a caller that finds none idle. So no more callers ask for an idle
+// connection than there are.
+func (h *health) mayAsk(p *pgxpool.Pool) (r request, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	s := p.Stat()
+	pauses := time.Now().Before(h.resumes)
 	switch {
-	case time.Now().Before(h.resumes) && s.TotalConns() == 0:
-		return false, false, h.refusal
-	case time.Now().Before(h.resumes), h.dialing >= maxDials, s.ConstructingConns() >= maxDials:
-		return false, false, nil
+	case s.TotalConns() == s.MaxConns():
+		return waits, nil
+	case int(s.IdleConns()) > h.taking:
+		h.taking++
+		return takesIdle, nil
+	case pauses && s.TotalConns() == 0:
+		return notNow, h.refusal
+	case pauses, h.dialing >= maxDials, s.ConstructingConns() >= maxDials:
+		return notNow, nil
 	}
 
 	h.dialing++
-	return true, true, nil
+	return dials, nil
 }
 
 // The method asked records the pool's answer. If ctx has ended, err does not count, because the
 // pool still tries to make the connection for another caller.
-func (h *health) asked(ctx context.Context, err error) {
+func (h *health) asked(ctx context.Context, r request, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.dialing--
+	switch r {
+	case takesIdle:
+		h.taking--
+	case dials:
+		h.dialing--
+	}
 	if err == nil || ctx.Err() != nil || pgconn.Timeout(err) {
 		return
 	}
+
 	pause := refusedPause
 	if code(err) == tooManyConnections {
 		pause = scarcePause
 	}
-	h.refusal, h.resumes = oneLine(err), time.Now().Add(pause/2+rand.N(pause))
+	h.refusal = oneLine(err)
+	h.resumes = time.Now().Add(pause/2 + rand.N(pause))
 }
 
 // connections is a pool with what is known of its connections.
@@ -135,13 +159,11 @@ func newConnections(pool *pgxpool.Pool) *connections { return &connections{Pool:
 // acquire returns a connection that is not in doubt. The caller must then call release.
 func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	for {
-		ask, dials, err := p.health.mayAsk(p.Stat())
+		r, err := p.health.mayAsk(p.Pool)
 		var c *pgxpool.Conn
-		if ask {
+		if r != notNow {
 			c, err = p.Acquire(ctx)
-		}
-		if dials {
-			p.health.asked(ctx, err)
+			p.health.asked(ctx, r, err)
 		}
 		switch {
 		case c != nil && !p.health.doubts(c.Conn()):
@@ -152,7 +174,7 @@ func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 			continue
 		case ctx.Err() != nil:
 			return nil, p.busy(ctx.Err())
-		case err != nil && (!ask || code(err) != tooManyConnections):
+		case err != nil && (r == notNow || code(err) != tooManyConnections):
 			return nil, oneLine(err)
 		}
 
