@@ -50,8 +50,12 @@ type attempt struct {
 	waiter string        // the name in the queue; empty for a caller that does not queue
 	since  time.Time     // when the waiter arrived
 	voted  chan struct{} // closed when the lead has voted
-	vote   error         // the lead's vote; set before voted is closed
-	answer atomic.Int32  // what the lead says about the queue
+
+	// asked[i] is closed when node i has been asked, and settle has stored its answer. The method won
+	// sets it.
+	asked  []chan struct{}
+	vote   error        // the lead's vote; set before voted is closed
+	answer atomic.Int32 // what the lead says about the queue
 }
 
 // run asks the nodes to vote, and returns as soon as the votes decide the result. Calls in flight
@@ -95,17 +99,21 @@ func (a *attempt) run(ctx context.Context) (g backend.Grant, err error) {
 // Otherwise the votes for this attempt would block other callers while that node hangs.
 func (a *attempt) won(ctx context.Context) bool {
 	votes := make([]func() error, len(a.m.nodes))
+	a.asked = make([]chan struct{}, len(a.m.nodes))
 	for i, n := range a.m.nodes {
 		if i == a.lead {
 			votes[i] = a.leadVote
+			a.asked[i] = a.voted
 			continue
 		}
+		a.asked[i] = make(chan struct{})
 
 		// Count the call as work here. redsync may return before the call's goroutine starts, so
 		// that Close would not wait for that goroutine.
 		a.m.work.Add(1)
 		votes[i] = func() error {
 			defer a.m.work.Done()
+			defer close(a.asked[i])
 			return a.ask(n)
 		}
 	}
@@ -364,7 +372,7 @@ func (a *attempt) confirm(ctx context.Context) (fence uint64, err error) {
 		asked = at
 
 		// If this fails, the next fence is larger than necessary, which is harmless.
-		if fence, err = a.hs.confirm(ctx, a.h); err != nil {
+		if fence, err = a.hs.confirm(ctx, a.h, a.asked); err != nil {
 			return 0, err
 		}
 	}

@@ -321,7 +321,10 @@ func (hs *holds) try(
 // granted, a quorum of nodes that have the holder's record must store the fence. A node without the
 // record may already have made its proposal for the next holder, so it does not count. Each renewal
 // writes the fence to all nodes again, in case they lose their data one by one.
-func (hs *holds) confirm(ctx context.Context, h *hold) (fence uint64, err error) {
+//
+// The channel asked[i] is closed when node i has been asked for its vote.
+func (hs *holds) confirm(ctx context.Context, h *hold, asked []chan struct{}) (
+	fence uint64, err error) {
 	hs.mu.Lock()
 	if h.c.Fenced {
 		// All proposals of the quorum are known, because settle runs before a node's vote is cast.
@@ -334,8 +337,9 @@ func (hs *holds) confirm(ctx context.Context, h *hold) (fence uint64, err error)
 	hs.mu.Unlock()
 
 	err = hs.m.poll(ctx, false, func(n *node) error {
-		// Wait for a vote in flight, because the node counts only if it has the record.
-		hs.await(h, n.i)
+		// Wait for the node's vote, because the node counts only if it has the record. redsync may
+		// have counted a quorum before it asked this node.
+		<-asked[n.i]
 		reply, err := n.run(h.c.Timeout, renewScript, hs.renewCall(h.c, h, ""))
 		if err != nil {
 			return err

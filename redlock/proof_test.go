@@ -193,8 +193,12 @@ func TestAServerCountsOnceWhateverItsName(t *testing.T) {
 		astray.Store(true)
 		links[1].Cut()
 		links[2].Down()
+		ended := make(chan struct{})
+		close(ended)
+		asked := []chan struct{}{ended, ended, ended}
 		for range 3 { // the first finds a connection that was cut
-			if _, err := a.hs.confirm(t.Context(), a.hs.byToken[c.Token]); err == nil {
+			h := a.hs.byToken[c.Token]
+			if _, err := a.hs.confirm(t.Context(), h, asked); err == nil {
 				t.Errorf("a fence counts that one server of three has")
 			}
 		}
