@@ -18,8 +18,9 @@ import (
 // key while fn cleans up. If fn ignores the end of its context, the key stays locked; WithMaxHold
 // bounds that time.
 //
-// If Lock fails, Do returns its error and does not call fn. The same applies if ctx ends or the
-// lock is lost before fn begins. Otherwise Do returns the error of fn, joined with the error of
+// If Lock fails, Do returns its error and does not call fn. If ctx ends or the lock is lost after
+// Lock, but before fn begins, Do does not call fn either: it unlocks the key, and returns the error
+// of ctx or of the loss. Otherwise Do returns the error of fn, joined with the error of
 // Unlock. If the lock was lost while fn ran, the error matches ErrLost, even if fn returned nil,
 // and its text begins with the loss. fn may unlock the lease itself; that is no error. If fn panics
 // or calls runtime.Goexit, Do unlocks the key, and the panic goes on. If an argument is nil, Do

@@ -292,8 +292,8 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	return newError("unlock", l.key, err)
 }
 
-// unlock returns the error of Unlock. The result ends is true if this call has ended the lease, and
-// no event has reported that yet.
+// unlock returns the error of Unlock. The result ends says whether the caller must report the end
+// of the lease: not after an error of beginUnlock, and not if Close has reported it.
 func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	l.expire()
 	h := l.hold
@@ -309,8 +309,8 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	mustRelease := l.state.Load() == releasing // only this call changes that state
 	if mustRelease {
 		sent := r.clock.Awake()
-		err = errNoReturn
-		defer func() { err = l.endRelease(sent, err) }() // also if code of the caller panics
+		err = errNoReturn // the outcome if the driver, or the function of the context, panics
+		defer func() { err = l.endRelease(sent, err) }()
 	}
 
 	// Cancel the context without mu, because a cancel runs users' code.
@@ -320,7 +320,7 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	if mustRelease {
 		err = r.release(ctx, h.claim, h.keep)
 	}
-	return was == held, err // if Close ended the lease, an event has reported that
+	return was == held, err
 }
 
 // beginUnlock ends the lease, if it is held or was ended by Close. It returns the state before the
@@ -367,8 +367,8 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	return was, nil
 }
 
-// endRelease records the outcome err of the release, which began at the time sent of Clock.Awake.
-// It returns the error of Unlock.
+// endRelease records the outcome err of the release, and returns the error of Unlock. The argument
+// sent is when the release began, as Clock.Awake gives it.
 func (l *Lease) endRelease(sent clock.Instant, err error) error {
 	h := l.hold
 	r := h.renewer
@@ -391,7 +391,8 @@ func (l *Lease) endRelease(sent clock.Instant, err error) error {
 		l.state.Store(unknown)
 		h.Failed = 1 // the store may hang; set this before endedLocked, which reads it
 		if !r.traits.Ordered {
-			// The next caller in line must know how long the outage has lasted.
+			// Callers of this Client wait in a line. The next one must know how long the outage has
+			// lasted, because that bounds its wait.
 			h.line.Answered(err, sent)
 		}
 		h.reapLocked(&reap{keep: h.keep, failed: 1}) // the reaper repeats the release

@@ -39,12 +39,17 @@ func (v *view) next(items []item, now time.Time) *record {
 	return &r
 }
 
-// status is for people, so a hold also ends by the wall clock of its holder. Otherwise Inspect
-// would report the hold of a dead process until this process has seen the hold for a whole term.
+// maxShown is how many shared holders a Status names.
+const maxShown = 1000
+
+// status returns the state of the key for Inspect and List. It is for people, so a hold also ends
+// by the wall clock of its holder. Otherwise Inspect would report the hold of a dead process until
+// this process has seen the hold for a whole term.
 func (v *view) status(now time.Time) backend.Status {
 	s := backend.Status{Fence: v.rec.Fence}
 	for _, it := range v.live(now) {
-		rest := min(it.rest(now), it.Ends.Sub(now.Round(0)))
+		wall := now.Round(0) // without the monotonic clock
+		rest := min(it.rest(now), it.Ends.Sub(wall))
 		if rest <= 0 {
 			continue
 		}
@@ -66,7 +71,7 @@ func (v *view) status(now time.Time) backend.Status {
 		}
 	}
 
-	s.Shared = s.Shared[:min(len(s.Shared), 1000)]
+	s.Shared = s.Shared[:min(len(s.Shared), maxShown)]
 	return s
 }
 

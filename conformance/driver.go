@@ -389,7 +389,7 @@ func (w *wanted) abandon(err error) {
 }
 
 // queued waits until Inspect reports n waiters for key. If the driver has no Inspect or no order,
-// the method only sleeps, so that the waiters probably are in the queue.
+// the method only sleeps, so that the waiters have probably joined the queue.
 func (e *env) queued(d *driver, key string, n int) {
 	if !e.inspector || !e.traits.Ordered {
 		e.sleep(e.term / 8)

@@ -66,8 +66,8 @@ func (e *env) close() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), e.timeout)
 	defer cancel()
 
-	// These functions set links to Up, so that the releases below arrive. They also end Waits,
-	// which could otherwise get the keys that are released.
+	// These functions repair the links that the try has cut, so that the releases below reach the
+	// store. They also end Waits, which could otherwise get the keys that are released.
 	e.mu.Lock()
 	first := e.first
 	e.mu.Unlock()

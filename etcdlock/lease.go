@@ -172,7 +172,7 @@ func (d *driver) bury(l *lease) {
 // The method end tries to revoke a lease. It returns false if the caller must try again.
 func (d *driver) end(l *lease) bool {
 	if d.burials.take(d.cluster.ctx) != nil {
-		return true
+		return true // the driver is closed, so the lease ends with its term
 	}
 	defer d.burials.give()
 
@@ -180,10 +180,11 @@ func (d *driver) end(l *lease) bool {
 	defer cancel()
 	err := d.revoke(ctx, l.id)
 
-	// Give up only long after the term, because a new leader begins all terms anew.
+	// A new leader begins all terms anew, so a lease may outlive its term. Give up only long after
+	// the term.
 	isOld := d.age(l) > 2*l.term()+10*time.Second
-	ends := err == nil || isGone(err)
-	return ends || isOld || d.cluster.ctx.Err() != nil
+	hasEnded := err == nil || isGone(err)
+	return hasEnded || isOld || d.cluster.ctx.Err() != nil
 }
 
 // revoke ends a lease of any driver. It returns errGone if the lease had already ended.

@@ -36,6 +36,8 @@ func newWaiters(r *runner, l *life, window time.Duration) *waiters {
 	return ws
 }
 
+// newWaiter returns a waiter that is not in the queue yet. Its place lasts for Window at most, so
+// that a waiter that has died does not block the queue for a long TTL.
 func (ws *waiters) newWaiter(c backend.Claim) *waiter {
 	return &waiter{
 		ws: ws, c: c, term: min(c.TTL, ws.window), wake: make(chan struct{}, 1), round: 1,

@@ -28,8 +28,8 @@ type spot struct {
 	shared bool
 }
 
-// waiter is a place in the line of a key. The exclusive callers of a Client have one place together,
-// and so have the shared ones.
+// waiter is a place in the line of a key. The exclusive callers of a Client have one place
+// together, and so have the shared ones.
 type waiter struct {
 	spot
 	number int64                  // names the waiter in the database; negative if the place is shared
@@ -175,7 +175,8 @@ const (
 // begin begins an attempt.
 //
 // The engine repeats an attempt when it has begun to listen. If the session listened already when
-// the last attempt began, a change would have sent a message. So the last refusal is returned again.
+// the last attempt began, a change would have sent a message. So the last refusal is returned
+// again.
 func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	p := spot{c.Key, c.Shared}
 	l.mu.Lock()
@@ -282,9 +283,9 @@ func (l *listener) vouches(idle time.Duration) bool {
 	return isOlder && idle < checkListening && time.Since(l.message) < checkIdle
 }
 
-// The method set records whether the listener is deaf. If so, it closes the channels of all
+// setDeaf records whether the listener is deaf. If so, it closes the channels of all
 // callers, who then poll. Otherwise it wakes them, because releases may have been missed.
-func (l *listener) set(deaf bool) {
+func (l *listener) setDeaf(deaf bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deaf = deaf
@@ -322,7 +323,7 @@ func (l *listener) idle(ends bool) bool {
 	return true
 }
 
-// The method run listens until no caller waits any more, or the driver is closed.
+// The method run listens until no caller has listened for 5 s (lingers), or the driver is closed.
 func (l *listener) run() {
 	for ctx := l.d.closing; ctx.Err() == nil && !l.idle(true); {
 		within, end := context.WithCancel(ctx)
@@ -332,9 +333,9 @@ func (l *listener) run() {
 		failed := l.session(within)
 		end()
 		if !failed || ctx.Err() != nil {
-			continue // the loop goes on if a wait has just begun
+			continue // if a wait has just begun, the loop goes on
 		}
-		l.set(true)
+		l.setDeaf(true)
 
 		select {
 		case <-time.After(listenAgain):
@@ -373,7 +374,7 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 	if err != nil {
 		return true
 	}
-	l.set(false)
+	l.setDeaf(false)
 	for {
 		within, cancel := context.WithTimeout(ctx, checkListening)
 		n, err := c.WaitForNotification(within)

@@ -105,8 +105,9 @@ func (d *driver) queryApart(ctx context.Context, sql string, scan scanner, args 
 	return err
 }
 
-// finish runs a statement that ends a hold or a wait. If the program, or attempts that wait for rows,
-// use all connections of the pool, it uses one outside.
+// finish runs a statement that ends a hold or a wait. If all connections of the pool are in use, by
+// the program itself or by attempts that wait for the lock of a row, finish uses a connection
+// outside the pool, so that no release waits for them.
 func (d *driver) finish(ctx context.Context, sql string, args ...any) error {
 	run := d.query
 	if s := d.statements.Stat(); s.AcquiredConns() == s.MaxConns() {

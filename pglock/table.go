@@ -201,7 +201,7 @@ func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	if err == nil {
 		d.bouncer.Store(pooled)
 		if pooled {
-			d.listener.set(true) // LISTEN does not work through a pooler
+			d.listener.setDeaf(true) // LISTEN does not work through a pooler
 		}
 		lastAnswer(c)
 	}

@@ -49,7 +49,9 @@ func (s *survey) add(i int, f *redisstore.Found, err error) {
 
 	s.on[i] = f
 
-	// A record loses its quorum when so many copies have expired that too few are left.
+	// The list taken is sorted by the rest of the term. So of the n copies of a record, the one with
+	// index n-quorum is the first whose end leaves fewer copies than a quorum: the record has its
+	// quorum until then.
 	copies := map[string][]*redisstore.Found{}
 	for at := range s.taken {
 		record := s.taken[at].Record

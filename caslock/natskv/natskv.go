@@ -148,7 +148,7 @@ func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamM
 	return m, marked, nil
 }
 
-// Get reads the last value of name.
+// Get reads the last value of name. If there is none, the Entry is zero.
 func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 	m, marked, err := s.last(ctx, s.subject(key(name)))
 	if errors.Is(err, jetstream.ErrStreamNotFound) && s.create {
@@ -161,9 +161,10 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 
 	e := caslock.Entry{Value: m.Data, Version: version(m.Sequence)}
 	if s.clock {
-		// This asks for the time after the message was read.
-		if now, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket); err == nil {
-			e.Age = now.CachedInfo().TimeStamp.Sub(m.Time)
+		// The reply has the server's time. It is read after the message, so Age is not too small.
+		// If this fails, the age is unknown.
+		if stream, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket); err == nil {
+			e.Age = stream.CachedInfo().TimeStamp.Sub(m.Time)
 		}
 	}
 
@@ -171,7 +172,7 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 }
 
 // write writes a message if the last message of name has this revision, or if there is none and the
-// revision is 0.
+// revision is 0. Otherwise the error is caslock.ErrConflict.
 func (s *Store) write(
 	ctx context.Context, name string, m *nats.Msg, at uint64,
 ) (revision uint64, err error) {

@@ -54,7 +54,8 @@ var hints = []struct{ part, hint string }{
 	{"database is locked", "a transaction has written to the file: give locks a file of their own"},
 }
 
-// diagnose returns err in one line, with what to do about it.
+// diagnose adds to err what to do about it, in one line. If it does not know what to do, or if err
+// is nil or sql.ErrNoRows, it returns err unchanged.
 func diagnose(err error) error {
 	if err == nil || errors.Is(err, sql.ErrNoRows) {
 		return err

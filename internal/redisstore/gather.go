@@ -250,7 +250,7 @@ func (g *gather) load(f *flight) (batch []*call) {
 	batch = slices.DeleteFunc(g.waiting, func(p *call) bool { return p.met.Load() })
 	g.waiting = f.spare
 	f.spare = nil
-	if n := g.sharedLocked(f, batch); n < len(batch) {
+	if n := g.batchSizeLocked(f, batch); n < len(batch) {
 		g.waiting = append(g.waiting, batch[n:]...)
 		batch = batch[:n]
 	}
@@ -269,12 +269,13 @@ func (g *gather) load(f *flight) (batch []*call) {
 	return batch
 }
 
-// sharedLocked returns how many of the calls that wait a flight sends in its next pipeline.
-func (g *gather) sharedLocked(f *flight, waiting []*call) int {
+// batchSizeLocked returns how many waiting calls the flight f sends in its next pipeline. A call
+// that is apart goes alone, after the calls before it.
+func (g *gather) batchSizeLocked(f *flight, waiting []*call) int {
 	now := time.Now()
 	isLate := func(f *flight) bool { return f.isLate(now, g.took) }
 	if f.wire == nil && slices.ContainsFunc(g.flights, isLate) {
-		// the client may have many dead connections, which hasp cannot renew
+		// The client may have many dead connections, which hasp cannot renew. Risk only one call.
 		return min(len(waiting), 1)
 	}
 

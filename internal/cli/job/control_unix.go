@@ -82,8 +82,8 @@ func (j *Job) suspend() {
 	signal.Notify(j.w.Signals, signals...)
 }
 
-// StopItself stops hasp at each SIGTSTP, until ctx ends. Once a command has run, Go keeps its handler
-// of that signal, so the signal alone would not stop hasp.
+// StopItself stops hasp at each SIGTSTP (Ctrl-Z), until ctx ends. After the first signal.Notify for
+// that signal, Go's handler of it stays, so the signal alone would not stop hasp any more.
 func StopItself(ctx context.Context) {
 	if !inShell() || signal.Ignored(unix.SIGTSTP) {
 		return

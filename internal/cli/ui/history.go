@@ -72,16 +72,17 @@ func (h *history) follow(old, l *lock) {
 		same = l.Held && SameHold(old.Status, l.Status)
 	}
 
-	// The field Since says when the hold changed between the two lists, if the store records it.
-	at := l.seen
-	began := l.seen
-	if !l.Since.IsZero() && l.Since.Before(began) {
-		began = l.Since
-		if old != nil && began.Before(old.seen) {
-			began = old.seen // the clocks of the store and of this process differ
+	// The spans of the earlier list end at oldTo, and a new hold begins at newFrom. The field Since
+	// says when the hold changed between the two lists, if the store records it.
+	oldTo := l.seen
+	newFrom := l.seen
+	if !l.Since.IsZero() && l.Since.Before(newFrom) {
+		newFrom = l.Since
+		if old != nil && newFrom.Before(old.seen) {
+			newFrom = old.seen // the hold goes on, or the clocks of the store and this process differ
 		}
 		if !same {
-			at = began
+			oldTo = newFrom
 		}
 	}
 
@@ -105,7 +106,7 @@ func (h *history) follow(old, l *lock) {
 			open(owner, shares, l.seen)
 		}
 	case l.Held:
-		open(l.Owner, holds, began)
+		open(l.Owner, holds, newFrom)
 	}
 
 	for _, owner := range l.Waiters {
@@ -117,16 +118,16 @@ func (h *history) follow(old, l *lock) {
 		s.How = left
 		switch {
 		case s.State == waits:
-			holds := func(now span) bool { return now.owner == s.owner && now.State != waits }
-			if slices.ContainsFunc(l.open, holds) {
-				s.To = ms(at)
+			gotKey := func(now span) bool { return now.owner == s.owner && now.State != waits }
+			if slices.ContainsFunc(l.open, gotKey) {
+				s.To = ms(oldTo)
 				s.How = got
 			}
 		default:
-			s.To = ms(at)
-			s.How = how(old, at)
+			s.To = ms(oldTo)
+			s.How = how(old, oldTo)
 			if s.How == expired {
-				s.Stale = ms(old.until().Add(-old.most * 2 / 3))
+				s.Stale = ms(old.renewalDue())
 			}
 		}
 
@@ -138,7 +139,7 @@ func (h *history) follow(old, l *lock) {
 	if l.unrenewed() {
 		for i := range l.open {
 			if l.open[i].State == holds {
-				l.open[i].Stale = max(ms(l.until().Add(-l.most*2/3)), l.open[i].From)
+				l.open[i].Stale = max(ms(l.renewalDue()), l.open[i].From)
 			}
 		}
 	}

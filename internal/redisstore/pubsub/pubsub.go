@@ -222,7 +222,8 @@ func (b *Subscriber) removeUnused() []*channel {
 }
 
 // find moves ch to the server that now has the channel's slot. Otherwise, ch could stay at a server
-// that has become a replica. A PUBLISH on the master does not count a replica's subscribers.
+// that has become a replica. A release learns from the reply of PUBLISH whether anybody listens,
+// and that reply leaves out the subscribers of replicas.
 func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	// Do not hold mu here, because b.server may call a server.
 	server, err := b.server(ctx, ch.slotKey)
@@ -231,17 +232,17 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	defer b.mu.Unlock()
 	lost := ch.link == nil || ch.link.ctx.Err() != nil
 	switch {
-	case b.open.Err() != nil:
+	case b.open.Err() != nil: // the Subscriber is closed
 	case err != nil && lost:
 		// Calls of Listen return the error now. Listeners of Subscribe stay, and retry.
 		ch.settleLocked(err)
-	case err != nil:
+	case err != nil: // the old subscription still works
 	case lost || ch.link.server != server || ch.state == isRefused:
 		b.placeLocked(ch, server)
 		if lost {
 			// Search again, because the store may have asked a server that did not know yet that
-			// the slot has moved. If ch is now at the old server, which is a replica, that server
-			// confirms the subscription, so nothing else would show the mistake.
+			// the slot has moved. Then ch is now at the old server. As a replica, that server
+			// accepts the subscription, so no error would show the mistake.
 			b.reload()
 		}
 	}
