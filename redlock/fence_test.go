@@ -154,3 +154,17 @@ func TestAFenceIsWrittenAfterALateVote(t *testing.T) {
 		tr.acquire(t, tr.d, c)
 	})
 }
+
+// The same, but node 3 is not yet asked for its vote when the others are a quorum, because the driver
+// does not know its mark.
+func TestAFenceIsWrittenAfterAVoteThatIsAskedForLate(t *testing.T) {
+	try(t, 3, func(t *testing.T, tr trial) {
+		c := aFenced("k")
+		n := tr.d.m.nodes[2]
+		n.standing.Store(nil)
+		n.turn <- struct{}{}
+		time.AfterFunc(100*time.Millisecond, func() { <-n.turn })
+		tr.vs[1].Proxy.Fail("k "+markKey+" "+counter+" "+c.Token, faultproxy.LoseRequest)
+		tr.acquire(t, tr.d, c)
+	})
+}
