@@ -252,10 +252,13 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 	return changes, stop, nil
 }
 
+// askAgain is the time without a message after which Scan asks for the last message again.
+const askAgain = 20 * time.Millisecond
+
 // Scan reads messages in the order of their revisions, by a watch. The watch reports when there are
 // no more messages, but that may be too early while others write. So Scan asks the leader for the
-// last message, and ends there. If that message is deleted meanwhile, no message ends the Scan, so
-// Scan returns ctx's error.
+// last message, and ends there. Another caller may delete that message meanwhile, so that the watch
+// never delivers it. So Scan asks again while no message comes.
 func (s *Store) Scan(
 	ctx context.Context, position string, n int,
 ) (es []caslock.Entry, next string, err error) {
@@ -279,7 +282,9 @@ func (s *Store) Scan(
 		}
 	}()
 
-	for at := from; at <= last.Sequence; {
+	var quiet <-chan time.Time // nil before the first message or the report
+	end := last.Sequence
+	for at := from; at <= end; {
 		if len(es) == n {
 			return es, version(at), nil
 		}
@@ -291,6 +296,7 @@ func (s *Store) Scan(
 			if !ok {
 				return nil, "", errors.New("natskv: the watch has ended")
 			}
+			quiet = time.After(askAgain)
 			if e == nil {
 				continue
 			}
@@ -298,6 +304,16 @@ func (s *Store) Scan(
 			if e.Operation() == jetstream.KeyValuePut {
 				es = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())})
 			}
+		case <-quiet:
+			last, _, err := s.last(ctx, s.subject(">"))
+			if err != nil {
+				return nil, "", err
+			}
+			if last == nil {
+				return es, "", nil
+			}
+			end = min(end, last.Sequence) // a later message would end the Scan as well
+			quiet = time.After(askAgain)
 		}
 	}
 

@@ -200,3 +200,24 @@ func TestScanThatEndsEarly(t *testing.T) {
 		t.Errorf("%d records, next %q, %v: want a page of 3", len(es), next, err)
 	}
 }
+
+// Another caller deletes the last message while a Scan waits for it, and nobody writes after that.
+func TestScanBesideADelete(t *testing.T) {
+	t.Parallel()
+	n := startNode(t, nil)
+	_, js := n.connect(t)
+	config := jetstream.KeyValueConfig{Bucket: "locks"}
+	await.Value(js.CreateKeyValue(t.Context(), config))
+	s := await.Value(natskv.New(t.Context(), js, config, false))
+	await.Value(s.Put(t.Context(), "first", []byte("x"), ""))
+	for i := range 200 {
+		name := fmt.Sprint("last", i)
+		at := await.Value(s.Put(t.Context(), name, []byte("x"), ""))
+		deleted := make(chan error, 1)
+		go func() { deleted <- s.Delete(t.Context(), name, at) }()
+		if _, _, err := s.Scan(t.Context(), "", 100); err != nil {
+			t.Fatal(err)
+		}
+		await.Must(t, <-deleted)
+	}
+}
