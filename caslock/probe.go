@@ -15,8 +15,8 @@ import (
 
 // probe returns an error if the store replaces values whatever their version, or compares first and
 // writes later. Otherwise it reports whether a sweep may delete: the store refuses a Delete with a
-// wrong version, and lets a name that was deleted be created again. The values are records, so a sweep removes one that is left after a lost
-// reply.
+// wrong version, and lets a name that was deleted be created again. The values are records, so a
+// sweep removes one that is left after a lost reply.
 func probe(ctx context.Context, store Store) (deletes bool, err error) {
 	key := probePrefix + rand.Text()
 	r := record{Key: []byte(key), Write: uint64(time.Now().UnixMicro())}
@@ -55,8 +55,8 @@ func probe(ctx context.Context, store Store) (deletes bool, err error) {
 	return true, store.Delete(ctx, key, version)
 }
 
-// probePrefix begins the keys of probes. Acquire refuses such keys, so a store may treat their names
-// in another way: each belongs to one driver, for the time of its probe.
+// probePrefix begins the keys of probes. Acquire refuses such keys, so a store may treat their
+// names in another way: each belongs to one driver, for the time of its probe.
 const probePrefix = "caslock-probe-"
 
 // probeWriters is how many writers of a race expect the version that the store has.
