@@ -142,7 +142,7 @@ func Nodes(list string) ([]string, error) {
 	before := strings.TrimSuffix(list, hosts+path)
 	var nodes []string
 	for host := range strings.SplitSeq(hosts, ",") {
-		if host == "" && hosts != "" {
+		if host == "" {
 			return nil, invalid("node: a host is missing: want %s://host:port,host:port,host:port",
 				a.scheme)
 		}
@@ -234,10 +234,6 @@ func (a *address) parseHost(hostport string) error {
 	if a.kind == theSentinels {
 		port = defaultSentinelPort
 	}
-	if hostport == "" && a.kind != aServer {
-		return invalid("node: want hosts, as in %s://host:port,host:port", a.scheme)
-	}
-
 	host, given, err := net.SplitHostPort(hostport)
 	if err == nil {
 		port = given
@@ -250,10 +246,22 @@ func (a *address) parseHost(hostport string) error {
 		return invalid("node: want a port between 1 and 65535, as in redis://localhost:6379")
 	}
 	if host == "" {
-		host = "localhost"
+		// Do not guess localhost, because the host may come from a variable that is not set.
+		return invalid("node: a host is missing: want %s", a.form())
 	}
 	a.addrs = append(a.addrs, net.JoinHostPort(host, port))
 	return nil
+}
+
+// form returns an example of a URL of the kind of a.
+func (a *address) form() string {
+	switch a.kind {
+	case aServer:
+		return a.scheme + "://localhost:" + defaultPort
+	case theSentinels:
+		return a.scheme + "://host:port,host:port/mymaster"
+	}
+	return a.scheme + "://host:port,host:port"
 }
 
 // setParams checks the parameters that Params lists, and stores their values in the address a.

@@ -12,8 +12,6 @@ import (
 func TestParse(t *testing.T) {
 	for node, want := range map[string]string{
 		"redis://host":                    "[host:6379]",
-		"redis://":                        "[localhost:6379]",
-		"redis://:7000":                   "[localhost:7000]",
 		"redis://host:1/":                 "[host:1]",
 		"rediss://host:1/12":              "TLS [host:1] db 12",
 		"redis://[::1]":                   "[[::1]:6379]",
@@ -61,6 +59,8 @@ func TestParseRefusesWithoutShowingSecrets(t *testing.T) {
 		"http://ann:hunter2@host":                "want redis://",
 		"redis://ann:hunter2%zz@host":            "percent",
 		"redis://ann@host":                       "user without a password",
+		"redis://ann:hunter2@":                   "a host is missing: want redis://localhost:6379",
+		"redis://ann:hunter2@:7000/1":            "a host is missing",
 		"redis://ann:hunter2@::1":                "brackets",
 		"redis://ann:hunter2@[::1":               "brackets",
 		"redis://ann:hunter2@h:x":                "port between",
@@ -137,7 +137,6 @@ func TestParamsMustFitTheirScheme(t *testing.T) {
 func TestNodesSplitsLists(t *testing.T) {
 	for list, want := range map[string]string{
 		"redis://a":                        "redis://a",
-		"redis://":                         "redis://",
 		"redis://a:1,b:2,c:3":              "redis://a:1 redis://b:2 redis://c:3",
 		"redis://a,b/7":                    "redis://a/7 redis://b/7",
 		"rediss://:p@a,[::1]:7,c/0":        "rediss://:p@a/0 rediss://:p@[::1]:7/0 rediss://:p@c/0",
