@@ -64,7 +64,7 @@ $(MODULES) caslock/internal/election:
 # first run builds a kube-apiserver and an etcd into KUBE, which takes long.
 KUBE ?= $(HOME)/.cache/hasp-kube
 kube:
-	export HASP_TEST_KUBE=$$(caslock/internal/kubetest/build.sh $(KUBE)) && \
+	export HASP_TEST_KUBE=$$(internal/kubetest/build.sh $(KUBE)) && \
 		export HASP_TEST_ETCD=$$(internal/etcdtest/build.sh $(KUBE)) && \
 		[ -n "$$HASP_TEST_KUBE" ] && [ -n "$$HASP_TEST_ETCD" ] && \
 		cd caslock/k8slease && go test -count=1 -timeout 15m -run Real ./...

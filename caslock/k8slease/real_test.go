@@ -17,10 +17,10 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/caslock/internal/adaptertest"
-	"github.com/hasplock/hasp/caslock/internal/kubetest"
 	"github.com/hasplock/hasp/caslock/k8slease"
 	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/kubetest"
 )
 
 // The conformance suite on a real API server with TLS, which is killed and loses its data.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds a kube-apiserver of a version into a directory, unless it is there, and prints its path.
 #
-#     HASP_TEST_KUBE=$(caslock/internal/kubetest/build.sh DIR [VERSION])
+#     HASP_TEST_KUBE=$(internal/kubetest/build.sh DIR [VERSION])
 #
 # k8s.io/kubernetes names its staging modules with the version v0.0.0 and replaces them by folders.
 # A module that depends on it has to replace them by their releases, v0.37.2 for 1.37.2.

@@ -57,14 +57,15 @@ func Need(t testing.TB) {
 func Start(t testing.TB) *Server {
 	t.Helper()
 	Need(t)
-	s, err := newServer(t.TempDir())
+	s, err := New(t.TempDir())
 	await.Must(t, err)
-	t.Cleanup(s.kill)
+	t.Cleanup(s.End)
 	await.Must(t, s.Start(t.Context(), true))
 	return s
 }
 
-func newServer(dir string) (*Server, error) {
+// New returns a server with its files in a directory. The caller calls Start, and Stop in the end.
+func New(dir string) (*Server, error) {
 	host, err1 := crew.FreeAddr()
 	members, err2 := etcdtest.New(dir, 1)
 	cert, _, err3 := testcert.Write(dir, "kubernetes")
@@ -211,7 +212,8 @@ func (s *Server) Stop() {
 	s.cmd = nil
 }
 
-func (s *Server) kill() {
+// End stops the API server and its etcd.
+func (s *Server) End() {
 	s.Stop()
 	s.etcd.Kill()
 }

@@ -34,6 +34,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -42,6 +43,11 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 	"golang.org/x/sync/errgroup"
 
+	_ "github.com/hasplock/hasp/caslock/k8slease"
+	_ "github.com/hasplock/hasp/caslock/natskv"
+	_ "github.com/hasplock/hasp/caslock/s3kv"
+	_ "github.com/hasplock/hasp/caslock/sqlkv/mysql"
+	_ "github.com/hasplock/hasp/caslock/sqlkv/sqlite"
 	_ "github.com/hasplock/hasp/etcdlock"
 	_ "github.com/hasplock/hasp/fairlock"
 	_ "github.com/hasplock/hasp/filelock"
@@ -53,9 +59,9 @@ import (
 )
 
 // strategies are the strategies whose locks several processes can share. The first three use one
-// Redis.
+// Redis. The strategy kube is run only if HASP_TEST_KUBE names a kube-apiserver.
 var strategies = []string{"spinlock", "pubsublock", "fairlock", redlock, "filelock", "pglock",
-	"etcdlock"}
+	"etcdlock", "nats", "s3", "mysql", "sqlite", "kube"}
 
 func main() {
 	if role, _ := crew.Role(); role != "" {
@@ -90,7 +96,10 @@ func main() {
 	case *again != "":
 		sound, err = replayFile(*again)
 	default:
-		all := strategies
+		all := slices.Clone(strategies)
+		if os.Getenv("HASP_TEST_KUBE") == "" {
+			all = slices.DeleteFunc(all, func(name string) bool { return name == "kube" })
+		}
 		if o.place != onServer {
 			all = all[:3]
 		}

@@ -50,12 +50,20 @@ const shortTerm = 300 * time.Millisecond
 var terms = map[string]time.Duration{
 	"pglock":   time.Second,
 	"etcdlock": 2 * time.Second, // the shortest term that etcd grants
+	"nats":     time.Second,
+	"s3":       time.Second,
+	"mysql":    time.Second,
+	"sqlite":   time.Second,
+	"kube":     2 * time.Second,
 }
 
 // openStore starts the servers of a strategy and the links of the clients.
 func (o *options) openStore(l *redistest.Lab) *store {
 	s := &store{Lab: l}
+	open := caslocks[o.strategy]
 	switch {
+	case open != nil:
+		open(s)
 	case o.strategy == "pglock":
 		s.openPostgres()
 	case o.strategy == "etcdlock":
