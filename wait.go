@@ -421,6 +421,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	}()
 
 	for attempt := 1; ; attempt++ {
+		w.yield(ctx)
 		if ctx.Err() != nil || w.c.closing.Err() != nil {
 			return nil, w.endErr(ctx)
 		}
@@ -464,6 +465,20 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
 			return nil, w.endErr(ctx)
 		}
+	}
+}
+
+// yield leaves a mixed key to other programs for a moment: see line.Yield. A call that makes only
+// one attempt makes it at once.
+func (w *wait) yield(ctx context.Context) {
+	w.c.mu.Lock()
+	d := w.line.Yields()
+	w.c.mu.Unlock()
+
+	d = min(d, w.untilLastCall(ctx))
+	if d > 0 && !w.once {
+		w.stood = true
+		rest(ctx, w.c.closing.Done(), d)
 	}
 }
 
@@ -721,7 +736,8 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 
 	var d time.Duration
-	asksBackoff := outage || w.Wake == nil
+	listens := w.Wake != nil && !held.Foreign
+	asksBackoff := outage || !listens
 	if c.opts.Backoff != nil && !w.once && asksBackoff {
 		d = line.Jitter(max(c.opts.Backoff(attempt), line.MinSleep))
 	}
@@ -734,17 +750,17 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 		rest := c.opts.Timeout - w.line.Outage(w.began)
 		c.mu.Unlock()
 		d = max(min(d, rest), least)
-	case w.Wake != nil:
+	case listens:
 		// At random, so that callers that began together do not always ask together.
 		d = listenPoll - rand.N(listenPoll/8)
 	case c.opts.Backoff == nil:
 		c.mu.Lock()
-		d = w.line.Refused(w.start, held.Waited)
+		d = w.line.Refused(w.start, &held)
 		c.mu.Unlock()
 	}
 
 	// Ask again soon, because each attempt keeps out new shared callers only for a while.
-	if held.Shared && !w.r.shared && w.Wake == nil {
+	if held.Shared && !w.r.shared && !listens {
 		d = min(d, backend.SharedRetryEvery)
 	}
 

@@ -148,6 +148,11 @@ type HeldError struct {
 	// Waited is [Claim.Waited] of the holder's claim; zero if the driver does not know it.
 	Waited time.Duration
 
+	// Foreign says that the key has a record of another program, or of another strategy, which
+	// neither wakes the callers that wait here, nor waits behind them. The engine then polls, and
+	// from time to time leaves a free key to that program for a moment.
+	Foreign bool
+
 	// Kept says that the last holder has released the key, and that its min hold keeps the key for
 	// RetryAfter. It is false if the driver does not know that.
 	Kept bool

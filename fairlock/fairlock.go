@@ -69,6 +69,7 @@
 //	hasp:{tag}:queue:key     the list of the waiters, in order of arrival
 //	hasp:{tag}:timeouts:key  the sorted set of the waiters' tokens; a score is the end of a place
 //	hasp:{tag}:fence:key     the fence counter
+//	hasp:{tag}:mixed:key     exists for 2 s after another program's record was met: see docs/redis.md
 //
 // The first two keys exist only while callers wait. A user's key that begins with "hasp:{" is
 // stored under hasp:{tag}:lock:key instead. The channels are hasp:grant:ID, or on a cluster

@@ -13,11 +13,15 @@ import (
 
 // These constants limit how often a group polls, and how much it asks.
 const (
-	// how often to poll a key of another strategy, whose release sends no message
-	foreignEvery = time.Second
-	// how often to poll without a subscription, or for a free key
-	unsubscribedEvery = 250 * time.Millisecond
-	pollTokens        = 500 // the largest number of tokens in one poll
+	// how often to poll a key of another strategy, whose release sends no message: after an eighth
+	// of the time since its holder was found, and within these bounds
+	foreignLeast  = 2 * time.Millisecond
+	foreignMost   = time.Second
+	partOfForeign = 8
+
+	unsubscribedEvery = 250 * time.Millisecond // how often to poll without a subscription
+	freeEvery         = 25 * time.Millisecond  // how often to poll for a key that is free
+	pollTokens        = 500                    // the largest number of tokens in one poll
 )
 
 // group holds the waiters of this driver for one key. It exists as long as it has waiters, and
@@ -25,16 +29,17 @@ const (
 type group struct {
 	ws   *waiters
 	key  string
-	keys [4]string // the names of the lock's keys in Redis
+	keys [5]string // the names of the lock's keys in Redis
 	sub  *subscription
 
 	// The mu of waiters guards these.
-	waiters  map[string]*waiter // by token
-	timer    *time.Timer        // starts the next poll; nil before the first poll
-	next     time.Time          // when the next poll is due; zero if none is scheduled
-	extended time.Time          // when the last call that kept this client's places was sent
-	kept     int64              // the server's time in ms until which that call keeps the places
-	pending  int                // polls in flight; several only if there are many waiters
+	waiters      map[string]*waiter // by token
+	timer        *time.Timer        // starts the next poll; nil before the first poll
+	next         time.Time          // when the next poll is due; zero if none is scheduled
+	extended     time.Time          // when the last call that kept this client's places was sent
+	foreignSince time.Time          // when the present holder of another strategy was found, or zero
+	kept         int64              // the server's time in ms until which that call keeps the places
+	pending      int                // polls in flight; several only if there are many waiters
 	// when the polls in flight were sent; zero if no poll is in flight
 	sent  time.Time
 	again bool  // another poll became due while polls were pending
@@ -67,18 +72,28 @@ func (g *group) pollByLocked(at time.Time) {
 	}
 }
 
-// nextPoll returns the time of the next poll, after a call that was sent at the time sent and
+// nextPollLocked returns the time of the next poll, after a call that was sent at the time sent and
 // returned the report r. This time is early enough to keep the places, and not after the end of the
 // holder's term. If no message will announce the release, the time is even earlier.
-func (g *group) nextPoll(r report, sent time.Time) time.Time {
+func (g *group) nextPollLocked(r report, sent time.Time) time.Time {
 	after := g.ws.window / 3
-	if r.foreign {
-		after = min(after, foreignEvery)
+	if !r.foreign {
+		g.foreignSince = time.Time{}
+	} else {
+		if g.foreignSince.IsZero() {
+			g.foreignSince = sent
+		}
+		age := time.Since(g.foreignSince)
+		after = min(after, max(age/partOfForeign, foreignLeast), foreignMost)
 	}
-	if r.pttl == -2 || g.sub.receives() == noCommand {
-		// Poll soon, because no message will come. The client has no subscription, or the key is
-		// free, so that no release will hand the key over.
+
+	// Poll soon if no message will come. The client has no subscription, or the key is free, so
+	// that no release will hand the key over.
+	if g.sub.receives() == noCommand {
 		after = min(after, unsubscribedEvery)
+	}
+	if r.pttl == -2 {
+		after = min(after, freeEvery)
 	}
 
 	at := sent.Add(after)
@@ -237,7 +252,7 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 		g.outage = nil
 		// Poll again at once if a poll became due meanwhile.
 		if !g.again {
-			next = g.nextPoll(r, sent)
+			next = g.nextPollLocked(r, sent)
 		}
 	}
 

@@ -1,12 +1,12 @@
 -- Reads records and entries. It needs shared.lua of redisstore.
--- KEYS: the lock, its fence counter, the queue, its timeouts (a script that uses the record alone gets
--- only the lock)
+-- KEYS: the lock, its fence counter, the queue, its timeouts, the mark of a mixed key (a script that
+-- uses the record alone gets only the lock)
 --
 -- The record is "fairlock", a mark, and " since token fence term owner". The mark is + if callers may
 -- wait, and otherwise -. Since has 13 digits. It is 0 if the script that granted the key did not read
 -- the clock. Then the start follows from the term and the PTTL, until a script prolongs the hold.
 -- The record of shared holds is a sorted set; see shared.lua.
-local lock, counter, queue, timeouts = unpack(KEYS)
+local lock, counter, queue, timeouts, mixed = unpack(KEYS)
 local time
 local shared -- whether the key has a shared record; set by holder, and by what changes the record
 

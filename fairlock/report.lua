@@ -11,6 +11,7 @@ local kept = 0 -- until when this call keeps the client's places, by the server'
 local function report(asking, found, command, channel, handed, token, owner, fence, brief)
 	if handed then token, owner, fence = holder() end
 	local foreign = shared and 2 or token == true and 1 or 0
+	if foreign == 1 then redis.pcall('SET', mixed, '1', 'PX', 2000) end
 	-- A shared record has many holders. The report names the asking token if it has just become one.
 	if shared and handed and handed[1] == 1 and handed[2] == asking then token, fence = asking, handed[4] end
 	if token == true or not token then token = '' end

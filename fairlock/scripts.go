@@ -23,12 +23,13 @@ var (
 )
 
 // keysOf returns the Redis keys of a lock, as the scripts expect them.
-func keysOf(key string) [4]string {
+func keysOf(key string) [5]string {
 	return [...]string{
 		redisstore.LockKey(key),
 		redisstore.DerivedKey("fence", key),
 		redisstore.DerivedKey("queue", key),
 		redisstore.DerivedKey("timeouts", key),
+		redisstore.DerivedKey("mixed", key),
 	}
 }
 

@@ -286,7 +286,7 @@ func (w *waiter) noteEnqueue(reply any, sent time.Time, gaps int) error {
 		// Count from the last call that kept the places alive. If this report is brief, that was an
 		// earlier call, and a poll that is in flight schedules the next poll.
 		if r.pttl != noPTTL || g.pending == 0 {
-			g.pollByLocked(g.nextPoll(r, g.extended))
+			g.pollByLocked(g.nextPollLocked(r, g.extended))
 		}
 		if g.sub.gaps != gaps {
 			// Poll, because a message for this place may have been missed.

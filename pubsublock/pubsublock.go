@@ -256,7 +256,12 @@ func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backen
 	if err != nil {
 		return backend.Grant{}, err
 	}
-	return d.store.Granted(reply, c)
+	g, err := d.store.Granted(reply, c)
+	if found, ok := redisstore.Refusal(reply); ok && found.Record != "" {
+		// The record is a hash as Redisson's, whose release wakes the waiters.
+		err.(*backend.HeldError).Foreign = false
+	}
+	return g, err
 }
 
 // Renew raises the term of each hold to at least its claim's TTL.

@@ -306,7 +306,9 @@ func (ln *Line) Answered(err error, sent clock.Instant) {
 		return
 	}
 	ln.outage = 0
-	ln.q.contended.note(ln.key, ln.q.Clock.Now())
+	var held *backend.HeldError
+	foreign := errors.As(err, &held) && held.Foreign
+	ln.q.contended.note(ln.key, ln.q.Clock.Now(), foreign)
 }
 
 // Unanswered records that a call got no answer, because its caller's context ended first. The
@@ -381,6 +383,8 @@ func (ln *Line) RowOver(now clock.Instant) bool {
 	lasted := time.Duration(now - ln.pace.began)
 	mayLinger := ln.hold != nil && ln.hold.MayLinger
 	switch {
+	case ln.Yields() > 0:
+		return true
 	case lasted >= Fresh:
 		return ln.turns > 0 || mayLinger
 	case mayLinger:
@@ -440,7 +444,7 @@ func (ln *Line) lastLeaves() {
 	}
 	now := q.Clock.Now()
 	if ln.sought {
-		q.contended.note(ln.key, now)
+		q.contended.note(ln.key, now, false)
 	}
 
 	k := q.contended.keys[ln.key]
@@ -464,9 +468,8 @@ func (ln *Line) Waited(now, since clock.Instant) time.Duration {
 }
 
 // Refused records that the store has refused a caller that came at the instant since, and returns
-// how long to sleep before the next attempt. The argument held is how long the holder's Client had
-// waited.
-func (ln *Line) Refused(since clock.Instant, held time.Duration) time.Duration {
+// how long to sleep before the next attempt. The argument held is the refusal.
+func (ln *Line) Refused(since clock.Instant, held *backend.HeldError) time.Duration {
 	now := ln.q.Clock.Now()
 	waited := time.Duration(now - max(ln.pace.ended, since))
 	return ln.pace.refused(now, waited, held)

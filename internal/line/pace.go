@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/clock"
 )
 
@@ -22,7 +23,13 @@ const (
 	// A Client sleeps for at least min(age of the hold/partOfHold, longSleep), so that a long hold
 	// costs few attempts.
 	partOfHold = 8
-	longSleep  = 50 * time.Millisecond
+
+	// The record of another program does not say how long it has waited. During its hold, a Client
+	// that has waited for d sleeps for at least d/partOfWait, within these bounds.
+	partOfWait  = 32
+	leastAsleep = time.Millisecond
+	mostAsleep  = 5 * time.Millisecond
+	longSleep   = 50 * time.Millisecond
 )
 
 // MinSleep is the shortest sleep between two attempts, before the random variation.
@@ -40,6 +47,7 @@ type pace struct {
 	ended clock.Instant // when the last head's hold ended; waits count from that time
 	mean  time.Duration // the mean wait for the key; 0 if it is not known
 	held  time.Duration // how long the Client of the present hold had waited
+	ends  clock.Instant // the end of the term of the present hold of another program
 
 	// found is when an attempt first found the present hold. It is 0 if no attempt was refused
 	// since the Client had the key.
@@ -54,20 +62,32 @@ func (p *pace) note(waited time.Duration) {
 	}
 }
 
-// refused records that the key was held, and returns how long to sleep. The argument waited is how
-// long this Client has waited, and held is how long the holder's Client had waited.
-func (p *pace) refused(now clock.Instant, waited, held time.Duration) time.Duration {
-	if p.found == 0 || held != p.held {
+// refused records that the key was held, as held says, and returns how long to sleep. The argument
+// waited is how long this Client has waited.
+func (p *pace) refused(now clock.Instant, waited time.Duration,
+	held *backend.HeldError) time.Duration {
+	// A hold of another program is known by the end of its term.
+	ends := now.Add(held.RetryAfter)
+	another := held.Foreign && ends > p.ends.Add(leastAsleep)
+
+	if p.found == 0 || held.Waited != p.held || another {
 		p.found = now
-		p.held = held
+		p.held = held.Waited
+		p.ends = ends
 		switch {
 		case p.mean == 0:
-			p.mean = held
-		case held > 0:
-			p.mean += (held - p.mean) / meanOver
+			p.mean = p.held
+		case p.held > 0:
+			p.mean += (p.held - p.mean) / meanOver
 		}
 	}
-	return p.sleep(waited, time.Duration(now-p.found))
+
+	age := time.Duration(now - p.found)
+	if held.Foreign {
+		d := min(max(waited/partOfWait, leastAsleep), mostAsleep)
+		return around(max(d, min(age/partOfHold, longSleep)))
+	}
+	return p.sleep(waited, age)
 }
 
 // sleep returns how long to sleep. The argument waited is how long the Client has waited for the
@@ -81,7 +101,8 @@ func (p *pace) sleep(waited, age time.Duration) time.Duration {
 		d = max(d, time.Duration(2*mean/sleepsInWait/(1+float64(waited)/mean)))
 	}
 	d = max(min(d, maxSleep), min(age/partOfHold, longSleep))
-
-	// Return between half of d and one and a half of d, so that Clients do not stay in step.
-	return d/2 + rand.N(d)
+	return around(d)
 }
+
+// around returns between half of d and one and a half of d, so that Clients do not stay in step.
+func around(d time.Duration) time.Duration { return d/2 + rand.N(d) }

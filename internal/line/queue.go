@@ -154,6 +154,7 @@ type contended struct {
 type contention struct {
 	until   clock.Instant // the end of the time for which the key counts as contended
 	gapEnds clock.Instant // end of the gap after the last release, which may have passed
+	mixed   clock.Instant // until when the key counts as mixed
 	pace    pace
 }
 
@@ -162,9 +163,15 @@ const (
 	leastSwept   = 256         // the least number of keys at which a removal begins
 )
 
-func (k *contended) note(key string, now clock.Instant) {
+// note records that the store has refused key. The argument foreign says whether the record was of
+// another program.
+func (k *contended) note(key string, now clock.Instant, foreign bool) {
 	at := k.keys[key]
 	at.until = now.Add(contendedFor)
+	if foreign {
+		at.mixed = now.Add(mixedFor)
+		at.until = max(at.until, at.mixed)
+	}
 	k.set(key, at, now)
 }
 

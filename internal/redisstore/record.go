@@ -114,6 +114,7 @@ func (f Found) Held() *backend.HeldError {
 		e.Shared = true
 	}
 
+	e.Foreign = !f.Free() && !f.Shared() && !hasToken(f.Record)
 	if f.pttl >= 0 {
 		// Return at least 1 ms, because a RetryAfter of 0 would mean that the end is not known.
 		e.RetryAfter = Term(max(f.pttl, 1))
