@@ -29,14 +29,16 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 			}
 			wg.Go(func() { want(t, "waiter for a shared lease", t.lockErr("good"), hasp.ErrClosed) })
 			synctest.Wait()
+			start := time.Now()
 			wg.Go(func() {
 				<-goodCtx.Done()
 				want(t, "cause", context.Cause(goodCtx), hasp.ErrClosed)
 				want(t, "Err", good.Err(), hasp.ErrClosed)
 				time.Sleep(time.Second)
 				want(t, "Unlock while Close waits", good.Unlock(t.Context()), nil)
+				want(t, "second Close", t.Client.Close(), nil)
+				equal(t, "time of both Closes", time.Since(start), hasp.DefaultTimeout)
 			})
-			start := time.Now()
 			const left = `hasp: close: leases were not unlocked, and end with their terms: "bad"`
 			if err := t.Client.Close(); err == nil || err.Error() != left {
 				t.Errorf("Close: got %v, want %s", err, left)
@@ -52,7 +54,6 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 			} {
 				want(t, what+" after Close", err, hasp.ErrClosed)
 			}
-			want(t, "second Close", t.Client.Close(), nil)
 		}) // here synctest fails if a goroutine is left
 	}
 }
@@ -173,10 +174,6 @@ func TestCloseInEveryState(t *testing.T) {
 			t.onAcquire(lostReply)
 			t.set(hangRelease)
 			t.TryLock(t.Context(), "k")
-		},
-		"another Close": func(t *bench, spawn func(func())) {
-			t.lock("k")
-			spawn(func() { t.Client.Close() })
 		},
 	} {
 		for _, ends := range everyEnd {
