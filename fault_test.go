@@ -319,6 +319,11 @@ func (t *bench) tryErr(key string, opts ...hasp.Option) error {
 	return errOf(t.TryLock(t.Context(), key, opts...))
 }
 
+// lockAll is a LockAll of the bench's Client.
+func (t *bench) lockAll(keys []string, opts ...hasp.Option) (*hasp.Leases, error) {
+	return hasp.LockAll(t.Context(), t.Client, keys, opts...)
+}
+
 func (t *bench) nothingLeft() {
 	t.Helper()
 	nothingLeft(t, t.Client)
@@ -348,7 +353,10 @@ func lockSoon(t testing.TB, l hasp.Locker, ctx context.Context, key string,
 	return got
 }
 
-type options = []hasp.Option
+type (
+	options = []hasp.Option
+	leaseFn = func(context.Context, *hasp.Lease) error // the fn of Do and Lead
+)
 
 // seen collects events: observe is the Options.Observe of a Client.
 type seen struct {
