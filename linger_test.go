@@ -99,18 +99,6 @@ func TestLinger(t *testing.T) {
 			unlock(t, <-got)
 			time.Sleep(d)
 		}, 1, 1},
-		{"Break", func(t *bench) {
-			unlock(t, t.lock("k", lingers))
-			want(t, "Break", t.Client.Break(t.Context(), "k"), nil)
-			time.Sleep(time.Millisecond)
-			unlock(t, await.Value(t.TryLock(t.Context(), "k")))
-		}, 2, 2},
-		{"Break during the hold", func(t *bench) {
-			l := t.lock("k", lingers)
-			want(t, "Break", t.Client.Break(t.Context(), "k"), nil)
-			want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
-			unlock(t, t.lock("k"))
-		}, 2, 2},
 		{"Close", func(t *bench) {
 			unlock(t, t.lock("k", lingers))
 			began := time.Now()
