@@ -104,7 +104,7 @@ func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 // If a call hangs, List leaves it behind when the caller's context ends or the Client is closed.
 func TestListIsLeft(t *testing.T) {
 	for _, ends := range everyEnd {
-		for _, how := range []string{"cancelled", "deadline", "closed"} {
+		for how, target := range map[string]error{"cancelled": context.Canceled, "deadline": context.DeadlineExceeded, "closed": hasp.ErrClosed} {
 			runBubble(t, fmt.Sprint(ends, how), func(t *testing.T) {
 				steps, stuck := 0, make(chan struct{})
 				c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(ctx context.Context) error {
@@ -116,16 +116,13 @@ func TestListIsLeft(t *testing.T) {
 					return errors.New("late")
 				}}, &hasp.Options{Timeout: time.Minute}))
 				ctx, cancel := context.WithCancel(t.Context())
-				target := context.Canceled
 				switch how {
 				case "cancelled":
 					time.AfterFunc(time.Second, cancel)
 				case "deadline":
-					ctx, cancel = context.WithTimeout(ctx, time.Second)
-					target = context.DeadlineExceeded
+					ctx = timeout(t, ctx, time.Second)
 				case "closed":
 					time.AfterFunc(time.Second, func() { c.Close() })
-					target = hasp.ErrClosed
 				}
 				defer cancel()
 				began := time.Now()
