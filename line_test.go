@@ -120,24 +120,6 @@ func TestBreakDuringUnlock(t *testing.T) {
 	})
 }
 
-// Between Lock and Unlock the machine is suspended for longer than the term. Unlock returns
-// ErrLost, and the next caller in line asks the store.
-func TestHoldIsNotHandedOverAfterASuspend(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
-		suspend := hasp.Suspendable(t.Client)
-		l := t.lock("k")
-		next := t.lockLater(t.Context(), hasp.WithMaxWait(5*time.Second))
-		time.Sleep(20 * time.Millisecond)
-		suspend(time.Hour)
-		t.Driver.Break(t.Context(), "k") // its term ended an hour ago, and another host has it now
-		other := opened(t, &faulty{Driver: t.Driver}, nil)
-		o := lockNow(t, other, "k")
-		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
-		want(t, "the next in line", <-next, hasp.ErrHeld)
-		unlock(t, o)
-	})
-}
-
 // Each caller has one EventAcquired or EventRefused, and each lease has one event of its end.
 func TestEventsAddUp(t *testing.T) {
 	for name, run := range map[string]func(t *bench, l *hasp.Lease, cancel func()){
