@@ -24,7 +24,9 @@ var underLock = map[string]func(context.Context, hasp.Locker, leaseFn) error{
 			return fn(ctx, ls.All()[1])
 		})
 	},
-	"Lead": func(ctx context.Context, l hasp.Locker, fn leaseFn) error { return hasp.Lead(ctx, l, "k", fn) },
+	"Lead": func(ctx context.Context, l hasp.Locker, fn leaseFn) error {
+		return hasp.Lead(ctx, l, "k", fn, hasp.WithLinger()) // which has no effect
+	},
 }
 
 func TestResultsOfAFunctionUnderLock(t *testing.T) {
