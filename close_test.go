@@ -2,7 +2,6 @@ package hasp_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -13,49 +12,49 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/memlock"
 )
 
 func TestCloseWithHoldersAndWaiters(t *testing.T) {
-	for name, driver := range map[string]func() backend.Driver{
-		"polling": func() backend.Driver { return newFaulty() },
-		"waiter":  func() backend.Driver { return memlock.NewDriver() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := await.Value(hasp.New(driver(), nil))
-				good := lockNow(t, c, "good")
-				bad := lockNow(t, c, "bad")
-				goodCtx := good.Context()
-				var wg sync.WaitGroup
-				for range 5 {
-					wg.Go(func() {
-						want(t, "waiter", errOf(c.Lock(t.Context(), "bad")), hasp.ErrClosed)
-					})
-				}
-				synctest.Wait()
-				wg.Go(func() {
-					<-goodCtx.Done()
-					want(t, "cause", context.Cause(goodCtx), hasp.ErrClosed)
-					want(t, "Err", good.Err(), hasp.ErrClosed)
-					time.Sleep(time.Second)
-					want(t, "Unlock while Close waits", good.Unlock(t.Context()), nil)
-				})
-				start := time.Now()
-				const left = `hasp: close: leases were not unlocked, and end with their terms: "bad"`
-				if err := c.Close(); err == nil || err.Error() != left {
-					t.Errorf("Close: got %v, want %s", err, left)
-				}
-				equal(t, "time of Close with a holder that does not unlock", time.Since(start), hasp.DefaultTimeout)
-				wg.Wait()
-				want(t, "Unlock after Close", bad.Unlock(t.Context()), hasp.ErrClosed)
-				want(t, "Extend after Close", bad.Extend(t.Context(), time.Minute), hasp.ErrClosed)
-				want(t, "Lock after Close", errOf(c.Lock(t.Context(), "k")), hasp.ErrClosed)
-				want(t, "TryLock after Close", errOf(c.TryLock(t.Context(), "k")), hasp.ErrClosed)
-				want(t, "Inspect after Close", errOf(c.Inspect(t.Context(), "k")), hasp.ErrClosed)
-				want(t, "second Close", c.Close(), nil)
-			}) // here synctest fails if a goroutine is left
-		})
+	for _, polls := range []bool{true, false} {
+		withClient(t, nil, func(t *bench) {
+			if !polls {
+				t.Client = opened(t, t.Driver, nil)
+			}
+			good := t.lock("good", hasp.WithShared())
+			bad := t.lock("bad")
+			goodCtx := good.Context()
+			var wg sync.WaitGroup
+			for range 5 {
+				wg.Go(func() { want(t, "waiter", t.lockErr("bad"), hasp.ErrClosed) })
+			}
+			wg.Go(func() { want(t, "waiter for a shared lease", t.lockErr("good"), hasp.ErrClosed) })
+			synctest.Wait()
+			start := time.Now()
+			wg.Go(func() {
+				<-goodCtx.Done()
+				want(t, "cause", context.Cause(goodCtx), hasp.ErrClosed)
+				want(t, "Err", good.Err(), hasp.ErrClosed)
+				time.Sleep(time.Second)
+				want(t, "Unlock while Close waits", good.Unlock(t.Context()), nil)
+				want(t, "second Close", t.Client.Close(), nil)
+				equal(t, "time of both Closes", time.Since(start), hasp.DefaultTimeout)
+			})
+			const left = `hasp: close: leases were not unlocked, and end with their terms: "bad"`
+			if err := t.Client.Close(); err == nil || err.Error() != left {
+				t.Errorf("Close: got %v, want %s", err, left)
+			}
+			equal(t, "time of Close with a holder that does not unlock", time.Since(start), hasp.DefaultTimeout)
+			wg.Wait()
+			for what, err := range map[string]error{
+				"Unlock":  bad.Unlock(t.Context()),
+				"Extend":  bad.Extend(t.Context(), time.Minute),
+				"Lock":    t.lockErr("k"),
+				"TryLock": t.tryErr("k"),
+				"Inspect": errOf(t.Client.Inspect(t.Context(), "k")),
+			} {
+				want(t, what+" after Close", err, hasp.ErrClosed)
+			}
+		}) // here synctest fails if a goroutine is left
 	}
 }
 
@@ -81,77 +80,44 @@ func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
 // Close waits until each call has ended, on whichever goroutine it runs, and then closes the
 // driver.
 func TestCloseWaitsForCalls(t *testing.T) {
-	calls := map[string]func(c *hasp.Client, l *hasp.Lease) error{
-		"Inspect": func(c *hasp.Client, _ *hasp.Lease) error { return errOf(c.Inspect(context.Background(), "k")) },
-		"Break":   func(c *hasp.Client, _ *hasp.Lease) error { return c.Break(context.Background(), "other") },
-		"Extend":  func(_ *hasp.Client, l *hasp.Lease) error { return l.Extend(context.Background(), time.Minute) },
-		"Unlock":  func(_ *hasp.Client, l *hasp.Lease) error { return l.Unlock(context.Background()) },
-	}
-	for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
-		for name, call := range calls {
-			synctest.Test(t, func(t *testing.T) {
-				d := &closable{faulty: newFaulty()}
-				d.ends = ends
-				c := await.Value(hasp.New(d, nil))
-				l := lockNow(t, c, "k")
-				d.lag = time.Second
+	background := context.Background()
+	for name, ask := range map[string]func(t *bench, l *hasp.Lease) error{
+		"Inspect": func(t *bench, _ *hasp.Lease) error { return errOf(t.Client.Inspect(background, "k")) },
+		"Break":   func(t *bench, _ *hasp.Lease) error { return t.Client.Break(background, "other") },
+		"Extend":  func(_ *bench, l *hasp.Lease) error { return l.Extend(background, time.Minute) },
+		"Unlock":  func(_ *bench, l *hasp.Lease) error { return l.Unlock(background) },
+	} {
+		for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
+			runEnds(t, fmt.Sprint(name, ends), ends, nil, func(t *bench) {
+				l := t.lock("k")
 				if name != "Extend" && name != "Unlock" {
 					unlock(t, l)
 				}
+				late := 0 // calls that ended after the driver was closed
+				lags := func(q *call) error {
+					time.Sleep(time.Second)
+					err := q.send()
+					if err != nil {
+						late++
+					}
+					return err
+				}
+				t.set(func(f *faulty) { f.renew, f.release, f.inspect = lags, lags, lags })
 				done := make(chan error)
-				go func() { done <- call(c, l) }()
+				go func() { done <- ask(t, l) }()
 				time.Sleep(500 * time.Millisecond)
-				c.Close()
-				if err := <-done; err != nil && !errors.Is(err, hasp.ErrClosed) {
-					t.Errorf("%s, ends %v: %v", name, ends, err)
+				t.Client.Close()
+				if err := <-done; err != nil {
+					want(t, "the call", err, hasp.ErrClosed)
 				}
-				if d.late > 0 {
-					t.Errorf("%s, ends %v: %d calls ended after the driver was closed", name, ends, d.late)
+				if ask(t, l) == nil {
+					t.Error("a call after Close has succeeded")
 				}
-				if err := call(c, l); err == nil || d.late > 0 {
-					t.Errorf("%s after Close: %v, %d calls of the closed driver", name, err, d.late)
-				}
+				equal(t, "calls of the closed driver", late, 0)
 			})
 		}
 	}
 }
-
-// closable is a driver that notes the calls that end after its Close.
-type closable struct {
-	*faulty
-	lag    time.Duration // how long each call takes
-	closed bool
-	late   int
-}
-
-func (d *closable) call(f func() error) error {
-	time.Sleep(d.lag)
-	err := f()
-	d.set(func(*faulty) {
-		if d.closed {
-			d.late++
-		}
-	})
-	return err
-}
-
-func (d *closable) Inspect(ctx context.Context, key string) (st backend.Status, err error) {
-	return st, d.call(func() error { st, err = d.faulty.Inspect(ctx, key); return err })
-}
-
-func (d *closable) Break(ctx context.Context, key string) error {
-	return d.call(func() error { return d.faulty.Break(ctx, key) })
-}
-
-func (d *closable) Release(ctx context.Context, c backend.Claim) error {
-	return d.call(func() error { return d.faulty.Release(ctx, c) })
-}
-
-func (d *closable) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	_ = d.call(func() error { d.faulty.Renew(ctx, cs, done); return nil })
-}
-
-func (d *closable) Close() error { d.set(func(*faulty) { d.closed = true }); return nil }
 
 func TestIdleClientLeavesNoGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -173,17 +139,6 @@ func TestCloseInEveryState(t *testing.T) {
 		}
 	}
 	for name, prepare := range map[string]func(t *bench, spawn func(func())){
-		"unused": func(*bench, func(func())) {},
-		"idle": func(t *bench, _ func(func())) {
-			t.lock("k").Unlock(t.Context())
-		},
-		"holders, nested and in line": func(t *bench, spawn func(func())) {
-			l := t.lock("k")
-			t.Lock(l.Context(), "k")
-			for range 3 {
-				spawn(func() { t.Lock(t.Context(), "k") })
-			}
-		},
 		"the last holder unlocks": func(t *bench, spawn func(func())) {
 			l := t.lock("k")
 			t.set(hangRelease)
@@ -219,32 +174,6 @@ func TestCloseInEveryState(t *testing.T) {
 			t.onAcquire(lostReply)
 			t.set(hangRelease)
 			t.TryLock(t.Context(), "k")
-		},
-		"an outage": func(t *bench, spawn func(func())) {
-			t.lock("k")
-			t.set(down)
-			spawn(func() { t.Lock(t.Context(), "other") })
-			time.Sleep(hasp.DefaultTTL / 2)
-		},
-		"a lost lease": func(t *bench, _ func(func())) {
-			l := t.lock("k")
-			t.faulty.Break(t.Context(), "k")
-			<-l.Context().Done()
-		},
-		"shared leases": func(t *bench, spawn func(func())) {
-			for range 2 {
-				l := t.lock("k", hasp.WithShared())
-				spawn(func() {
-					<-l.Context().Done()
-					want(t, "Err", l.Err(), hasp.ErrClosed)
-					unlock(t, l)
-				})
-			}
-			spawn(func() { want(t, "Lock", t.lockErr("k"), hasp.ErrClosed) })
-		},
-		"another Close": func(t *bench, spawn func(func())) {
-			t.lock("k")
-			spawn(func() { t.Client.Close() })
 		},
 	} {
 		for _, ends := range everyEnd {

@@ -3,7 +3,6 @@ package hasp_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -18,17 +17,15 @@ import (
 )
 
 // underLock has the calls that run a function while they hold "k".
-var underLock = map[string]func(context.Context, hasp.Locker, func(context.Context, *hasp.Lease) error, ...hasp.Option) error{
-	"Do": func(ctx context.Context, l hasp.Locker, fn func(context.Context, *hasp.Lease) error, opts ...hasp.Option) error {
-		return hasp.Do(ctx, l, "k", fn, opts...)
-	},
-	"DoAll": func(ctx context.Context, l hasp.Locker, fn func(context.Context, *hasp.Lease) error, opts ...hasp.Option) error {
+var underLock = map[string]func(context.Context, hasp.Locker, leaseFn) error{
+	"Do": func(ctx context.Context, l hasp.Locker, fn leaseFn) error { return hasp.Do(ctx, l, "k", fn) },
+	"DoAll": func(ctx context.Context, l hasp.Locker, fn leaseFn) error {
 		return hasp.DoAll(ctx, l, []string{"z", "k", "a"}, func(ctx context.Context, ls *hasp.Leases) error {
 			return fn(ctx, ls.All()[1])
-		}, opts...)
+		})
 	},
-	"Lead": func(ctx context.Context, l hasp.Locker, fn func(context.Context, *hasp.Lease) error, opts ...hasp.Option) error {
-		return hasp.Lead(ctx, l, "k", fn, opts...)
+	"Lead": func(ctx context.Context, l hasp.Locker, fn leaseFn) error {
+		return hasp.Lead(ctx, l, "k", fn, hasp.WithLinger()) // which has no effect
 	},
 }
 
@@ -36,7 +33,7 @@ func TestResultsOfAFunctionUnderLock(t *testing.T) {
 	boom := errors.New("boom")
 	for name, do := range underLock {
 		runClient(t, name, nil, func(t *bench) {
-			call := func(fn func(context.Context, *hasp.Lease) error) error { return do(t.Context(), t.Client, fn) }
+			call := func(fn leaseFn) error { return do(t.Context(), t.Client, fn) }
 			want(t, "fn returned nil", call(func(ctx context.Context, l *hasp.Lease) error {
 				if l.Key() != "k" || ctx != l.Context() && name != "DoAll" {
 					t.Error("fn did not get the lease and its context")
@@ -83,7 +80,7 @@ func TestResultsOfAFunctionUnderLock(t *testing.T) {
 func TestLockAll(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		keys := []string{"c", "a", "b", "a"}
-		ls := await.Value(hasp.LockAll(t.Context(), t.Client, keys))
+		ls := await.Value(t.lockAll(keys))
 		var got []string
 		for _, l := range ls.All() {
 			got = append(got, l.Key())
@@ -93,7 +90,14 @@ func TestLockAll(t *testing.T) {
 		}
 		unlock(t, await.Value(hasp.LockAll(ls.Context(), t.Client, []string{"b", "a"})))
 
-		want(t, "one is held", errOf(hasp.LockAll(t.Context(), t.Client, []string{"0", "b"}, hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		// WithMaxWait bounds the wait for both keys together.
+		first := t.lock("0")
+		time.AfterFunc(3*time.Second, func() { unlock(t, first) })
+		start := time.Now()
+		want(t, "one is held", errOf(t.lockAll([]string{"0", "b"}, hasp.WithMaxWait(5*time.Second))), hasp.ErrHeld)
+		if waited := time.Since(start); waited > 5*time.Second+50*time.Millisecond || waited < 4*time.Second {
+			t.Errorf("waited %v", waited)
+		}
 		t.freed("all or none: the first is still held", "0")
 
 		t.faulty.Break(t.Context(), "a")
@@ -102,42 +106,24 @@ func TestLockAll(t *testing.T) {
 		want(t, "Err", ls.Err(), hasp.ErrLost)
 		want(t, "Unlock", ls.Unlock(t.Context()), hasp.ErrLost)
 		t.freed("it is still held", "a", "b", "c")
-		want(t, "no keys", errOf(hasp.LockAll(t.Context(), t.Client, nil)), hasp.ErrInvalid)
-		want(t, "an empty key", errOf(hasp.LockAll(t.Context(), t.Client, []string{"a", ""})), hasp.ErrInvalid)
+		want(t, "no keys", errOf(t.lockAll(nil)), hasp.ErrInvalid)
+		want(t, "an empty key", errOf(t.lockAll([]string{"a", ""})), hasp.ErrInvalid)
 	})
 }
 
 func TestUnlockOfManyLeasesDuringAnOutageTakesTwoTimeouts(t *testing.T) {
 	withEnds(t, backend.CancelPrompt, nil, func(t *bench) {
-		keys := make([]string, 200)
-		for i := range keys {
-			keys[i] = fmt.Sprint(i)
-		}
-		ls := await.Value(hasp.LockAll(t.Context(), t.Client, keys))
-		hung := make(chan struct{})
-		t.onRelease(func(q *call) error { <-hung; return errNet })
+		keys := several(200)
+		ls := await.Value(t.lockAll(keys))
+		t.onRelease(hung)
 		start := time.Now()
 		if ls.Unlock(t.Context()) == nil {
 			t.Error("no error")
 		}
 		within(t, "Unlock", start, 2*hasp.DefaultTimeout+50*time.Millisecond)
-		close(hung)
 		t.set(up)
 		time.Sleep(2 * hasp.DefaultTimeout)
 		t.freed("it is still held", keys...)
-	})
-}
-
-func TestLockAllMaxWaitBoundsTheWhole(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
-		a, b := t.lock("a"), t.lock("b")
-		time.AfterFunc(3*time.Second, func() { a.Unlock(context.Background()) })
-		start := time.Now()
-		want(t, "LockAll", errOf(hasp.LockAll(t.Context(), t.Client, []string{"a", "b"}, hasp.WithMaxWait(5*time.Second))), hasp.ErrHeld)
-		if waited := time.Since(start); waited > 5*time.Second+50*time.Millisecond || waited < 4*time.Second {
-			t.Errorf("waited %v", waited)
-		}
-		unlock(t, b)
 	})
 }
 
@@ -153,25 +139,23 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		fn := func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil }
 		start := time.Now()
-		for _, tc := range []struct {
-			name, key string
-			fn        func(context.Context, *hasp.Lease) error
-			opt       hasp.Option
-			says      string
-		}{
-			{"fn is nil", "k", nil, nil, "pass the function"},
-			{"a max wait", "k", fn, hasp.WithMaxWait(time.Second), "bound that instead"},
-			{"a max wait of zero", "k", fn, hasp.WithMaxWait(0), "bound that instead"},
-			{"shared", "k", fn, hasp.WithShared(), "several would lead"},
-			{"slots", "k", fn, hasp.WithSlots(2), "several would lead"},
-			{"an empty key", "", fn, nil, "empty key"},
-			{"a short term", "k", fn, hasp.WithTTL(time.Millisecond), "below"},
-		} {
-			err := hasp.Lead(t.Context(), t.Client, tc.key, tc.fn, tc.opt)
-			want(t, tc.name, err, hasp.ErrInvalid)
+		refused := func(key string, fn leaseFn, says string, opts ...hasp.Option) {
+			err := hasp.Lead(t.Context(), t.Client, key, fn, opts...)
+			want(t, says, err, hasp.ErrInvalid)
 			var e *hasp.Error
-			if !errors.As(err, &e) || e.Key != tc.key || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%s: got %v, want %q in it", tc.name, err, tc.says)
+			if !errors.As(err, &e) || e.Key != key || !strings.Contains(err.Error(), says) {
+				t.Errorf("got %v, want %q in it", err, says)
+			}
+		}
+		refused("k", nil, "pass the function")
+		refused("", fn, "empty key")
+		for says, opts := range map[string]options{
+			"bound that instead": {hasp.WithMaxWait(time.Second), hasp.WithMaxWait(0)},
+			"several would lead": {hasp.WithShared(), hasp.WithSlots(2)},
+			"below":              {hasp.WithTTL(time.Millisecond)},
+		} {
+			for _, o := range opts {
+				refused("k", fn, says, o)
 			}
 		}
 		if a := t.attempts(); a != 0 || time.Since(start) != 0 {
@@ -210,9 +194,10 @@ func TestLeadCompetesAgainAfterALoss(t *testing.T) {
 			runs++
 			switch runs {
 			case 1:
-				t.faulty.Break(ctx, "k")
+				t.set(down)
 				<-ctx.Done()
 				want(t, "cause", context.Cause(ctx), hasp.ErrLost)
+				t.set(up)
 				return nil
 			case 2: // a max hold makes leaders take turns
 				<-ctx.Done()
@@ -233,46 +218,29 @@ func TestLeadCompetesAgainAfterALoss(t *testing.T) {
 	})
 }
 
-func TestLeadGoesOnThroughOutages(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
-		t.set(down)
-		start := time.Now()
-		time.AfterFunc(time.Minute, func() { t.set(up) })
-		runs := 0
-		want(t, "Lead", hasp.Lead(t.Context(), t.Client, "k", func(ctx context.Context, l *hasp.Lease) error {
-			if runs++; runs == 2 {
-				return nil
-			}
-			within(t, "Lead, while the store was down for a minute,", start, time.Minute+time.Second)
-
-			// The lease must end at its deadline, because a successor can get the key after that.
-			began := time.Now()
-			t.set(down)
-			<-ctx.Done()
-			want(t, "cause", context.Cause(ctx), hasp.ErrLost)
-			within(t, "the end of the context", began, hasp.DefaultTTL)
-			time.AfterFunc(time.Minute, func() { t.set(up) })
-			return nil
-		}), nil)
-		equal(t, "runs", runs, 2)
-	})
-}
-
 // Lead pauses before it repeats a Lock that failed, even if Lock fails immediately, or with the
-// ErrHeld of a wrapper. Once it has led, the first pause is short again, however long the outage
+// ErrHeld of a wrapper that calls TryLock, which makes one attempt. Once it has led, the first pause is short again, however long the outage
 // before was.
 func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
 	for _, refusal := range []error{errNet, hasp.ErrHeld} {
-		withClient(t, nil, func(t *bench) {
+		withTwo(t, nil, func(t *bench, rival *hasp.Client) {
 			start, refused := time.Now(), time.Time{}
+			taken := lockNow(t, rival, "k")
+			time.AfterFunc(time.Minute, func() { unlock(t, taken) })
 			tries, runs := 0, 0
 			l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 				tries++
-				if time.Since(start) < time.Minute || runs == 1 && refused.Sub(start) < time.Minute {
-					refused = time.Now()
-					return nil, refusal
+				began := time.Now()
+				l, err := t.TryLock(ctx, key, opts...)
+				within(t, "TryLock", began, 0)
+				if err == nil {
+					return l, nil
 				}
-				return t.Lock(ctx, key, opts...)
+				refused = began
+				if runs == 1 {
+					unlock(t, taken)
+				}
+				return nil, refusal
 			})
 			want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(ctx context.Context, _ *hasp.Lease) error {
 				if runs++; runs > 1 {
@@ -284,6 +252,7 @@ func TestLeadPausesBeforeItTriesAgain(t *testing.T) {
 					t.Errorf("%d tries in a minute", tries)
 				}
 				t.faulty.Break(ctx, "k")
+				taken = lockNow(t, rival, "k")
 				<-ctx.Done()
 				return nil
 			}), nil)
@@ -323,19 +292,6 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A TryLock of a wrapper makes one attempt, although Lead waits.
-func TestLeadThroughATryLock(t *testing.T) {
-	withTwo(t, nil, func(t *bench, rival *hasp.Client) {
-		taken := lockNow(t, rival, "k")
-		time.AfterFunc(time.Minute, func() { taken.Unlock(context.Background()) })
-		l := lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-			defer within(t, "TryLock", time.Now(), 0)
-			return t.TryLock(ctx, key, opts...)
-		})
-		want(t, "Lead", hasp.Lead(t.Context(), l, "k", func(context.Context, *hasp.Lease) error { return nil }), nil)
-	})
 }
 
 func TestNilArguments(t *testing.T) {

@@ -208,27 +208,29 @@ func (o *observer) unlocked(ctx context.Context, l *Lease, err error) {
 		o.lost(l, err)
 		return
 	}
-	e := l.event(EventReleased, err)
-	e.Hold = time.Duration(o.clock.Now() - l.since)
-	o.call(ctx, e)
+	o.call(ctx, o.lasted(l, EventReleased, err))
 }
 
 // detached reports the end of l by Detach.
 func (o *observer) detached(ctx context.Context, l *Lease) {
-	e := l.event(EventDetached, nil)
-	e.Hold = time.Duration(o.clock.Now() - l.since)
-	o.call(ctx, e)
+	o.call(ctx, o.lasted(l, EventDetached, nil))
 }
 
 func (o *observer) lost(l *Lease, err error) {
-	e := l.event(EventLost, err)
-	e.Hold = time.Duration(o.clock.Now() - l.since)
+	e := o.lasted(l, EventLost, err)
 	o.mu.Lock()
 	now := o.lostLocked(l, e)
 	o.mu.Unlock()
 	if now {
 		o.call(context.WithoutCancel(l.parent), e)
 	}
+}
+
+// lasted returns an event of l that says how long the lease has lasted.
+func (o *observer) lasted(l *Lease, kind EventKind, err error) Event {
+	e := l.event(kind, err)
+	e.Hold = time.Duration(o.clock.Now() - l.since)
+	return e
 }
 
 // lostLocked queues e, the EventLost of l, or stores e in l until EventAcquired was reported. If
@@ -277,9 +279,7 @@ func (o *observer) reportStillHeldLocked(l *Lease, now clock.Instant) {
 	}
 
 	l.stillHeld = true
-	e := l.event(EventStillHeld, nil)
-	e.Hold = time.Duration(now - l.since)
-	o.queueEventLocked(l.parent, e)
+	o.queueEventLocked(l.parent, o.lasted(l, EventStillHeld, nil))
 }
 
 // queueEventLocked queues e, whose call had the context ctx.

@@ -1,6 +1,7 @@
 package hasp_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -18,6 +19,12 @@ func (t *bench) wantFree(free bool) {
 	if t.free("k") != free {
 		t.Errorf("held is %v after %s, want %v", free, time.Now().Format("05.000"), !free)
 	}
+}
+
+// pair locks "k" with WithLinger and unlocks it.
+func (t *bench) pair(opts ...hasp.Option) {
+	t.Helper()
+	unlock(t, t.lock("k", append(opts, hasp.WithLinger())...))
 }
 
 func TestLinger(t *testing.T) {
@@ -41,34 +48,34 @@ func TestLinger(t *testing.T) {
 			}
 		}, 1, 1},
 		{"a caller without linger", func(t *bench) {
-			unlock(t, t.lock("k", lingers))
+			t.pair()
 			unlock(t, await.Value(t.TryLock(t.Context(), "k")))
 			t.wantFree(true)
 		}, 1, 1},
 		{"another claim", func(t *bench) {
 			for _, o := range (options{hasp.WithFence(), hasp.WithShared(), hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal()}) {
-				unlock(t, t.lock("k", lingers))
+				t.pair()
 				unlock(t, await.Value(t.TryLock(t.Context(), "k", lingers, o)))
 			}
 			time.Sleep(d)
 		}, 10, 10},
 		{"not for these", func(t *bench) {
 			for _, o := range (options{hasp.WithFence(), hasp.WithShared(), hasp.WithMaxHold(time.Hour), hasp.WithoutRenewal(), hasp.WithSlots(1)}) {
-				unlock(t, t.lock("k", lingers, o))
+				t.pair(o)
 				t.wantFree(true)
 			}
 			l := t.lock("k", lingers)
 			want(t, "Extend", l.Extend(t.Context(), time.Hour), nil)
 			unlock(t, l)
 			t.wantFree(true)
-			unlock(t, t.lock("k", lingers, hasp.WithMinHold(time.Millisecond)))
+			t.pair(hasp.WithMinHold(time.Millisecond))
 			time.Sleep(time.Millisecond)
 			t.wantFree(true)
 		}, 8, 8}, // WithSlots locks k#queue and k#0
 		{"until d after the grant", func(t *bench) {
-			unlock(t, t.lock("k", lingers))
+			t.pair()
 			time.Sleep(d - time.Millisecond)
-			unlock(t, t.lock("k", lingers))
+			t.pair()
 			t.wantFree(false)
 			time.Sleep(2 * time.Millisecond)
 			t.wantFree(true)
@@ -76,9 +83,9 @@ func TestLinger(t *testing.T) {
 		}, 1, 1},
 		{"a distant store", func(t *bench) {
 			t.onAcquire(late(40 * time.Millisecond))
-			unlock(t, t.lock("k", lingers))
+			t.pair()
 			time.Sleep(d - time.Millisecond)
-			unlock(t, t.lock("k", lingers))
+			t.pair()
 		}, 1, 1},
 		{"the inner lease of a re-entry", func(t *bench) {
 			outer := t.lock("k", lingers)
@@ -99,40 +106,26 @@ func TestLinger(t *testing.T) {
 			unlock(t, <-got)
 			time.Sleep(d)
 		}, 1, 1},
-		{"Break", func(t *bench) {
-			unlock(t, t.lock("k", lingers))
-			want(t, "Break", t.Client.Break(t.Context(), "k"), nil)
-			time.Sleep(time.Millisecond)
-			unlock(t, await.Value(t.TryLock(t.Context(), "k")))
-		}, 2, 2},
-		{"Break during the hold", func(t *bench) {
-			l := t.lock("k", lingers)
-			want(t, "Break", t.Client.Break(t.Context(), "k"), nil)
-			want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrLost)
-			unlock(t, t.lock("k"))
-		}, 2, 2},
 		{"Close", func(t *bench) {
-			unlock(t, t.lock("k", lingers))
+			t.pair()
 			began := time.Now()
 			want(t, "Close", t.Client.Close(), nil)
 			within(t, "Close", began, 0)
 		}, 1, 1},
 		{"a release that hangs", func(t *bench) {
 			t.onRelease(slow(time.Second))
-			ctx := timeout(t, t.Context(), 10*time.Millisecond)
-			unlock(t, t.lock("k", lingers))
-			began := time.Now()
-			want(t, "Lock", errOf(t.Lock(ctx, "k", hasp.WithFence())), context.DeadlineExceeded)
-			within(t, "a wait of 10 ms", began, 10*time.Millisecond)
-			time.Sleep(2 * time.Second)
-			unlock(t, t.lock("k", lingers))
-			began = time.Now()
-			want(t, "Lock", t.lockErr("k", hasp.WithFence(), hasp.WithMaxWait(10*time.Millisecond)), hasp.ErrHeld)
-			within(t, "a wait of 10 ms", began, 10*time.Millisecond)
-			time.Sleep(2 * time.Second)
+			for _, long := range []time.Duration{10 * time.Millisecond, time.Hour} {
+				t.pair()
+				ctx := timeout(t, t.Context(), long)
+				began := time.Now()
+				err := errOf(t.Lock(ctx, "k", hasp.WithFence(), hasp.WithMaxWait(time.Hour+10*time.Millisecond-long)))
+				want(t, "Lock", err, cmp.Or(ctx.Err(), hasp.ErrHeld))
+				within(t, "a wait of 10 ms", began, 10*time.Millisecond)
+				time.Sleep(2 * time.Second)
+			}
 		}, 2, 2},
 		{"a store that hangs", func(t *bench) {
-			unlock(t, t.lock("k", lingers))
+			t.pair()
 			t.onRelease(hung)
 			began := time.Now()
 			want(t, "TryLock", t.tryErr("k", hasp.WithFence()), hasp.ErrUnavailable)
@@ -167,7 +160,7 @@ func TestLinger(t *testing.T) {
 			dead, cancel := context.WithCancel(t.Context())
 			cancel()
 			for range 10 {
-				unlock(t, t.lock("k", lingers))
+				t.pair()
 				t.Client.Break(dead, "k")
 				time.Sleep(time.Millisecond) // until the key is released
 			}
@@ -182,7 +175,7 @@ func TestLinger(t *testing.T) {
 			want(t, "Close", t.Client.Close(), nil)
 		}, 2000, 2000},
 		{"a release whose answer is lost", func(t *bench) {
-			unlock(t, t.lock("k", lingers))
+			t.pair()
 			lost := 0
 			t.onRelease(func(q *call) error {
 				if lost++; lost == 1 {
@@ -209,7 +202,7 @@ func TestLinger(t *testing.T) {
 func TestLingerIsRenewedAndLost(t *testing.T) {
 	var s seen
 	withClient(t, &hasp.Options{TTL: 100 * time.Millisecond, Observe: s.observe}, func(t *bench) {
-		unlock(t, t.lock("k", hasp.WithLinger()))
+		t.pair()
 		time.Sleep(20 * time.Millisecond)
 		want(t, "Break", t.faulty.Break(t.Context(), "k"), nil)
 		time.Sleep(20 * time.Millisecond) // the renewal, a third of the term after the grant, finds that the hold is lost
@@ -222,7 +215,7 @@ func TestLingerIsRenewedAndLost(t *testing.T) {
 			f.acquire = late(80 * time.Millisecond)
 			f.renew = lostReply
 		})
-		unlock(t, t.lock("k", hasp.WithLinger()))
+		t.pair()
 		t.wantFree(false)
 		time.Sleep(20 * time.Millisecond)
 		t.wantFree(true)
@@ -261,7 +254,7 @@ func TestLingerKeepsNobodyOut(t *testing.T) {
 				inOrder(t, order, 5)
 
 				unlock(t, rival)
-				unlock(t, t.lock("k", hasp.WithLinger()))
+				t.pair()
 				time.Sleep(50 * time.Millisecond)
 				began := time.Now()
 				l := t.lock("k")

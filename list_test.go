@@ -28,25 +28,13 @@ func listOf(c *hasp.Client, ctx context.Context, prefix string) (all []backend.E
 	return all, nil
 }
 
-func TestListErrors(t *testing.T) {
-	c := await.Value(hasp.New(plainDriver{memlock.NewDriver()}, nil))
-	_, err := listOf(c, t.Context(), "p")
-	want(t, "a driver that is no Lister", err, errors.ErrUnsupported)
+func TestListOfADriverThatIsNoLister(t *testing.T) {
+	_, err := listOf(opened(t, plainDriver{memlock.NewDriver()}, nil), t.Context(), "p")
+	want(t, "list", err, errors.ErrUnsupported)
 	var e *hasp.Error
 	if !errors.As(err, &e) || e.Op != "list" || e.Key != "p" {
 		t.Errorf("got %v", err)
 	}
-	c.Close()
-
-	c = await.Value(memlock.New(nil))
-	ended, cancel := context.WithCancelCause(t.Context())
-	why := errors.New("enough")
-	cancel(why)
-	_, err = listOf(c, ended, "")
-	wantOnly(t, "a context that has ended", err, context.Canceled)
-	want(t, "its cause", err, why)
-	c.Close()
-	want(t, "a Client that is closed", errOf(listOf(c, t.Context(), "")), hasp.ErrClosed)
 }
 
 // lister yields two entries, and then the error of next, if there is one. It counts its steps.
@@ -104,7 +92,7 @@ func TestListAsksOnlyAsTheLoopGoesOn(t *testing.T) {
 // If a call hangs, List leaves it behind when the caller's context ends or the Client is closed.
 func TestListIsLeft(t *testing.T) {
 	for _, ends := range everyEnd {
-		for _, how := range []string{"cancelled", "deadline", "closed"} {
+		for how, target := range map[string]error{"cancelled": context.Canceled, "deadline": context.DeadlineExceeded, "closed": hasp.ErrClosed} {
 			runBubble(t, fmt.Sprint(ends, how), func(t *testing.T) {
 				steps, stuck := 0, make(chan struct{})
 				c := await.Value(hasp.New(lister{memlock.NewDriver().(Driver), ends, &steps, func(ctx context.Context) error {
@@ -115,24 +103,27 @@ func TestListIsLeft(t *testing.T) {
 					<-stuck
 					return errors.New("late")
 				}}, &hasp.Options{Timeout: time.Minute}))
-				ctx, cancel := context.WithCancel(t.Context())
-				target := context.Canceled
+				why := errors.New("enough")
+				ctx, cancel := context.WithCancelCause(t.Context())
 				switch how {
 				case "cancelled":
-					time.AfterFunc(time.Second, cancel)
+					time.AfterFunc(time.Second, func() { cancel(why) })
 				case "deadline":
-					ctx, cancel = context.WithTimeout(ctx, time.Second)
-					target = context.DeadlineExceeded
+					ctx = timeout(t, ctx, time.Second)
 				case "closed":
 					time.AfterFunc(time.Second, func() { c.Close() })
-					target = hasp.ErrClosed
 				}
-				defer cancel()
+				defer cancel(nil)
 				began := time.Now()
-				wantOnly(t, "list", errOf(listOf(c, ctx, "")), target)
+				_, err := listOf(c, ctx, "")
+				wantOnly(t, "list", err, target)
 				equal(t, "the time it took", time.Since(began), time.Second)
+				if how == "cancelled" {
+					want(t, "the cause", err, why)
+				}
 				close(stuck)
 				c.Close()
+				want(t, "list after Close", errOf(listOf(c, t.Context(), "")), hasp.ErrClosed)
 			})
 		}
 	}

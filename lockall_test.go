@@ -22,14 +22,7 @@ import (
 // LockAll keeps its promises nevertheless.
 
 // far makes each attempt and each release take a round trip, half of it on the way to the store.
-func far(f *faulty, trip time.Duration) {
-	f.acquire = func(q *call) error {
-		time.Sleep(trip / 2)
-		defer time.Sleep(trip / 2)
-		return q.send()
-	}
-	f.release = f.acquire
-}
+func far(f *faulty, d time.Duration) { f.acquire, f.release = trip(d), trip(d) }
 
 func several(n int) (keys []string) {
 	for i := range n {
@@ -52,7 +45,7 @@ func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
 		} {
 			before := t.attempts()
 			began := time.Now()
-			ls := await.Value(hasp.LockAll(t.Context(), t.Client, several(tc.keys), tc.opts...))
+			ls := await.Value(t.lockAll(several(tc.keys), tc.opts...))
 			equal(t, fmt.Sprintf("time of LockAll of %d", tc.keys), time.Since(began), tc.trips*10*time.Millisecond)
 			equal(t, "attempts", t.attempts()-before, tc.keys)
 
@@ -77,14 +70,10 @@ func TestLockAllWaitsWithoutLaterKeys(t *testing.T) {
 			b := lockNow(t, rival, "b")
 			failed := make(chan error)
 			go func() {
-				ctx := timeout(t, t.Context(), time.Hour)
-				_, err := hasp.LockAll(ctx, wrap(t.Client), []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour))
-				failed <- err
+				failed <- errOf(hasp.LockAll(t.Context(), wrap(t.Client), []string{"a", "b", "c", "d"}, hasp.WithMinHold(time.Hour)))
 			}()
 			time.Sleep(100 * time.Millisecond)
-			if t.free("a") {
-				t.Error("a is free")
-			}
+			equal(t, "a is free", t.free("a"), false)
 			t.freed("it is held", "c", "d")
 
 			began := time.Now()
@@ -107,11 +96,7 @@ var behind = map[string]func(c *hasp.Client) hasp.Locker{
 		return lockerFunc(func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
-			l, err := c.Lock(ctx, key, opts...)
-			if err == nil {
-				l.Context()
-			}
-			return l, err
+			return c.Lock(ctx, key, opts...)
 		})
 	},
 }
@@ -151,7 +136,7 @@ func TestUnlockOfOneOfSeveral(t *testing.T) {
 // fired.
 func TestJointContextReadsTheClockOfEachLease(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		ls := await.Value(hasp.LockAll(t.Context(), t.Client, []string{"a", "b"}))
+		ls := await.Value(t.lockAll([]string{"a", "b"}))
 		want(t, "Extend", ls.All()[1].Extend(t.Context(), time.Hour), nil)
 		hasp.Skip(t.Client, hasp.DefaultTTL)
 		want(t, "the joint context", ls.Context().Err(), context.Canceled)
@@ -198,11 +183,7 @@ func rivals(t testing.TB, n int, run func(i int, c *hasp.Client) error) []error 
 	var wg sync.WaitGroup
 	for i := range n {
 		f := faultyOver(store)
-		f.acquire = func(q *call) error {
-			time.Sleep(rand.N(time.Millisecond))
-			defer time.Sleep(rand.N(time.Millisecond))
-			return q.send()
-		}
+		f.acquire = func(q *call) error { return trip(rand.N(2 * time.Millisecond))(q) }
 		f.release = f.acquire
 		c := await.Value(hasp.New(f, nil))
 		defer c.Close()
@@ -273,7 +254,7 @@ func TestLockAllAfterALostReply(t *testing.T) {
 				}
 				return q.send()
 			}
-			ls := await.Value(hasp.LockAll(t.Context(), t.Client, several(5)))
+			ls := await.Value(t.lockAll(several(5)))
 			unlock(t, ls)
 			time.Sleep(3 * hasp.DefaultTimeout) // until the lost tokens are released twice
 			t.nothingLeft()
@@ -293,18 +274,13 @@ func TestLockAllThatIsNotAnswered(t *testing.T) {
 					}
 					return q.send()
 				}
-				for _, bound := range []time.Duration{time.Second, time.Hour} {
+				left := errors.New("left")
+				for bound, target := range map[time.Duration]error{time.Second: left, time.Hour: hasp.ErrUnavailable} {
 					ctx, cancel := context.WithCancelCause(t.Context())
-					began, left := time.Now(), errors.New("left")
+					began := time.Now()
 					time.AfterFunc(bound, func() { cancel(left) })
-					_, err := hasp.LockAll(ctx, t.Client, several(5))
-					if bound < hasp.DefaultTimeout {
-						want(t, "LockAll", err, left)
-						within(t, "LockAll", began, bound)
-					} else {
-						want(t, "LockAll", err, hasp.ErrUnavailable)
-						within(t, "LockAll", began, hasp.DefaultTimeout+10*time.Millisecond)
-					}
+					want(t, "LockAll", errOf(hasp.LockAll(ctx, t.Client, several(5))), target)
+					within(t, "LockAll", began, min(bound, hasp.DefaultTimeout)+10*time.Millisecond)
 					time.Sleep(4 * hasp.DefaultTimeout) // until the late answers have come, and their tokens are released
 					t.freed("it is held", several(5)...)
 					t.nothingLeft()

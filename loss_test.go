@@ -15,88 +15,76 @@ import (
 // Each way to lose a lease has its reason. The lease, its context, its Unlock and its event report
 // the same reason. A context derived from the lease's context ends in time.
 func TestReasonOfALoss(t *testing.T) {
-	lostAtOnce := func(f *faulty) { f.renew = failing(backend.ErrLost) }
+	refuse := func(f *faulty) { f.renew = failing(backend.ErrLost) }
 	const term = hasp.DefaultTTL * 99 / 100 // the term less the drift
 	for name, tc := range map[string]struct {
 		opts   []hasp.Option
-		lose   func(t *bench, suspend func(time.Duration), l *hasp.Lease)
-		within time.Duration // longest time from the Lock to the end of the context
+		after  time.Duration   // how long the lease is renewed
+		store  func(f *faulty) // how the store changes then
+		extend bool            // Extend is called then
+		sleeps time.Duration   // how long the machine sleeps then
+		within time.Duration   // longest time from the Lock to the end of the context
 		reason string
 		text   string
 	}{
 		"a renewal is refused": {
-			opts:   options{hasp.WithMinHold(12 * time.Hour)}, // does not delay the loss
-			lose:   func(t *bench, _ func(time.Duration), _ *hasp.Lease) { t.set(lostAtOnce) },
-			within: hasp.DefaultTTL / 3,
+			opts:  options{hasp.WithMinHold(12 * time.Hour)}, // does not delay the loss
+			store: refuse, within: hasp.DefaultTTL / 3,
 			reason: hasp.LostRevoked, text: "it was broken, or the store lost its data"},
 		"Extend is refused": {
-			lose: func(t *bench, _ func(time.Duration), l *hasp.Lease) {
-				t.set(lostAtOnce)
-				want(t, "Extend", l.Extend(t.Context(), time.Minute), hasp.ErrLost)
-			},
-			within: time.Millisecond,
+			store: refuse, extend: true, within: time.Millisecond,
 			reason: hasp.LostRevoked, text: "it was broken, or the store lost its data"},
 		"the store is down": {
-			lose:   func(t *bench, _ func(time.Duration), _ *hasp.Lease) { t.set(down) },
-			within: term,
+			store: down, within: term,
 			reason: hasp.LostUnanswered, text: "no renewal was answered before its term ended (connection reset)"},
 		"renewals hang, in spite of their contexts": {
-			lose: func(t *bench, _ func(time.Duration), _ *hasp.Lease) {
-				t.onRenew(hung)
-			},
-			within: term,
+			store: func(f *faulty) { f.renew = hung }, within: term,
 			reason: hasp.LostUnanswered, text: "(no answer from the store within 3s: i/o timeout)"},
 		"the store is down after many renewals": {
-			opts: options{hasp.WithTTL(time.Second)},
-			lose: func(t *bench, _ func(time.Duration), _ *hasp.Lease) {
-				time.Sleep(time.Minute)
-				t.set(down)
-			},
-			within: time.Minute + time.Second,
+			opts:  options{hasp.WithTTL(time.Second)},
+			after: time.Minute, store: down, within: time.Minute + time.Second,
 			reason: hasp.LostUnanswered, text: "(connection reset)"},
 		"the machine sleeps": {
-			lose:   func(t *bench, suspend func(time.Duration), _ *hasp.Lease) { suspend(time.Minute) },
-			within: time.Second + time.Millisecond,
+			sleeps: time.Minute, within: time.Second + time.Millisecond,
 			reason: hasp.LostStopped, text: "the process was stopped for longer than its term"},
 		"no renewal": {
-			opts:   options{hasp.WithoutRenewal()},
-			within: term,
+			opts: options{hasp.WithoutRenewal()}, within: term,
 			reason: hasp.LostNotRenewed, text: "its term ended, and it was not renewed"},
 		"max hold": {
-			opts:   options{hasp.WithMaxHold(time.Minute)},
-			within: time.Minute,
+			opts: options{hasp.WithMaxHold(time.Minute)}, within: time.Minute,
 			reason: hasp.LostMaxHold, text: "its max hold is over"},
 		"max hold without a store": {
-			opts:   options{hasp.WithMaxHold(15 * time.Second)},
-			lose:   func(t *bench, _ func(time.Duration), _ *hasp.Lease) { t.set(down) },
-			within: 15 * time.Second,
+			opts:  options{hasp.WithMaxHold(15 * time.Second)},
+			store: down, within: 15 * time.Second,
 			reason: hasp.LostMaxHold, text: "its max hold is over"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			var s seen
-			withClient(t, &hasp.Options{Observe: s.observe}, func(t *bench) {
-				suspend := hasp.Suspendable(t.Client)
-				start := time.Now()
-				l := t.lock("k", tc.opts...)
-				child, cancel := context.WithCancel(l.Context())
-				defer cancel()
-				time.Sleep(time.Millisecond)
-				if tc.lose != nil {
-					tc.lose(t, suspend, l)
-				}
-				<-child.Done()
-				within(t, "the end of the context", start, tc.within)
-				synctest.Wait()
-				wantLoss(t, "Err", l.Err(), tc.reason, tc.text)
-				wantLoss(t, "cause", context.Cause(child), tc.reason, tc.text)
-				wantLoss(t, "Unlock", l.Unlock(t.Context()), tc.reason, tc.text)
-				ended := s.of(hasp.EventLost)
-				if len(ended) != 1 || ended[0].Hold <= 0 {
-					t.Fatalf("got events %+v, want one loss", s.all)
-				}
-				wantLoss(t, "EventLost", ended[0].Err, tc.reason, tc.text)
-				t.set(up)
-			})
+		var s seen
+		runClient(t, name, &hasp.Options{Observe: s.observe}, func(t *bench) {
+			suspend := hasp.Suspendable(t.Client)
+			start := time.Now()
+			l := t.lock("k", tc.opts...)
+			child, cancel := context.WithCancel(l.Context())
+			defer cancel()
+			time.Sleep(time.Millisecond + tc.after)
+			if tc.store != nil {
+				t.set(tc.store)
+			}
+			if tc.extend {
+				want(t, "Extend", l.Extend(t.Context(), time.Minute), hasp.ErrLost)
+			}
+			suspend(tc.sleeps)
+			<-child.Done()
+			within(t, "the end of the context", start, tc.within)
+			synctest.Wait()
+			wantLoss(t, "Err", l.Err(), tc.reason, tc.text)
+			wantLoss(t, "cause", context.Cause(child), tc.reason, tc.text)
+			wantLoss(t, "Unlock", l.Unlock(t.Context()), tc.reason, tc.text)
+			ended := s.of(hasp.EventLost)
+			if len(ended) != 1 || ended[0].Hold <= 0 {
+				t.Fatalf("got events %+v, want one loss", s.all)
+			}
+			wantLoss(t, "EventLost", ended[0].Err, tc.reason, tc.text)
+			t.set(up)
 		})
 	}
 }
@@ -127,15 +115,9 @@ func TestReasonOfALossAtUnlock(t *testing.T) {
 		t.set(up)
 		wantLoss(t, "Unlock again", l.Unlock(t.Context()), hasp.LostUnanswered, "before its term ended")
 
-		// The max hold of an inner lease is over, and the outer lease goes on.
+		// The outer lease is unlocked first, and then the max hold of the inner lease is over.
 		outer := t.lock("k")
 		inner := t.lockIn(outer.Context(), "k", hasp.WithMaxHold(time.Second))
-		<-inner.Context().Done()
-		wantLoss(t, "Err", inner.Err(), hasp.LostMaxHold, "max hold is over")
-		want(t, "Err", outer.Err(), nil)
-
-		// The outer lease is unlocked first, and then the max hold of the inner lease is over.
-		inner = t.lockIn(outer.Context(), "k", hasp.WithMaxHold(time.Second))
 		unlock(t, outer)
 		time.Sleep(time.Second + time.Millisecond)
 		wantLoss(t, "Unlock", inner.Unlock(t.Context()), hasp.LostMaxHold, "max hold is over")
@@ -208,9 +190,7 @@ func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		const oneWay = 50 * time.Millisecond // time to the store, and back
 		t.acquire = func(q *call) error {
-			time.Sleep(oneWay)
-			defer time.Sleep(oneWay)
-			err := q.send()
+			err := trip(2 * oneWay)(q)
 			q.got = backend.Grant{} // without Until, so the engine computes the deadline
 			return err
 		}
@@ -242,41 +222,44 @@ func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
 	})
 }
 
-// The clock is past the deadline, and no timer has fired. Every method that checks the lease must
+// The machine has slept past the deadline, and no timer has fired. Every method that checks the lease must
 // read the clock.
 func TestErrAsksTheClock(t *testing.T) {
-	for what, look := range map[string]func(l *hasp.Lease, ctx, child context.Context) error{
-		"Err":         func(l *hasp.Lease, _, _ context.Context) error { return l.Err() },
-		"the context": func(_ *hasp.Lease, ctx, _ context.Context) error { return errors.Join(ctx.Err(), context.Cause(ctx)) },
-		"its channel": func(_ *hasp.Lease, ctx, _ context.Context) error {
+	type looked struct {
+		*hasp.Lease
+		ctx, child context.Context
+	}
+	for what, look := range map[string]func(l looked) error{
+		"Err":         func(l looked) error { return l.Err() },
+		"the context": func(l looked) error { return errors.Join(l.ctx.Err(), context.Cause(l.ctx)) },
+		"its channel": func(l looked) error {
 			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
+			case <-l.ctx.Done():
+				return context.Cause(l.ctx)
 			default:
 				return nil
 			}
 		},
-		"a context made": func(l *hasp.Lease, _, _ context.Context) error { return context.Cause(l.Context()) },
-		"Unlock":         func(l *hasp.Lease, _, _ context.Context) error { return l.Unlock(context.Background()) },
-		"Extend":         func(l *hasp.Lease, _, _ context.Context) error { return l.Extend(context.Background(), time.Minute) },
-		"a child, after Err": func(l *hasp.Lease, _, child context.Context) error {
+		"a context made": func(l looked) error { return context.Cause(l.Context()) },
+		"Unlock":         func(l looked) error { return l.Unlock(context.Background()) },
+		"Extend":         func(l looked) error { return l.Extend(context.Background(), time.Minute) },
+		"a child, after Err": func(l looked) error {
 			l.Err()
-			return context.Cause(child)
+			return context.Cause(l.child)
 		},
 	} {
 		withClient(t, nil, func(t *bench) {
-			l := t.lock("k")
-			var ctx, child context.Context
+			suspend := hasp.Suspendable(t.Client)
+			l := looked{Lease: t.lock("k")}
 			if what != "a context made" {
-				ctx = l.Context()
 				var cancel context.CancelFunc
-				child, cancel = context.WithCancel(ctx)
+				l.ctx = l.Context()
+				l.child, cancel = context.WithCancel(l.ctx)
 				defer cancel()
 			}
-			synctest.Wait()
-
-			hasp.Skip(t.Client, hasp.DefaultTTL)
-			want(t, what, look(l, ctx, child), hasp.ErrLost)
+			time.Sleep(2 * time.Millisecond) // the clock is read once a millisecond
+			suspend(hasp.DefaultTTL)
+			want(t, what, look(l), hasp.ErrLost)
 		})
 	}
 }
