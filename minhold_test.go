@@ -1,7 +1,6 @@
 package hasp_test
 
 import (
-	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,11 +16,7 @@ import (
 func (t *bench) keptFor(key string, d time.Duration) {
 	t.Helper()
 	c := backend.Claim{Key: key, Token: "stranger", TTL: time.Minute, Timeout: time.Second}
-	_, err := t.Driver.Acquire(t.Context(), c)
-	var held *backend.HeldError
-	if !errors.As(err, &held) || held.RetryAfter != d {
-		t.Fatalf("got %v (%+v), want a refusal for %v", err, held, d)
-	}
+	equal(t, "RetryAfter", refusal(t, errOf(t.Driver.Acquire(t.Context(), c))).RetryAfter, d)
 	time.Sleep(d - 1)
 	if t.free(key) {
 		t.Errorf("the key was free before %v had passed", d)
@@ -120,9 +115,7 @@ func TestMinHoldInLine(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			unlock(t, l)
 			next := <-got
-			if waited := time.Since(start); waited < tc.waits || waited > tc.waits+100*time.Millisecond {
-				t.Errorf("the next caller waited %v, want %v", waited, tc.waits)
-			}
+			between(t, "the wait of the next caller", time.Since(start), tc.waits, tc.waits+100*time.Millisecond)
 			if a := t.attempts(); a < tc.asks || tc.asks == 1 && a > 1 {
 				t.Errorf("%d attempts, want %d", a, tc.asks)
 			}

@@ -97,9 +97,7 @@ func TestTwoUnlocksAtOnce(t *testing.T) {
 				return q.send()
 			}
 			l := t.lock("k")
-			first := make(chan error, 1)
-			go func() { first <- l.Unlock(t.Context()) }()
-			synctest.Wait()
+			first := soon(func() error { return l.Unlock(t.Context()) })
 			wantFirst, wantSecond := error(nil), hasp.ErrReleased
 			if !answered {
 				wantFirst, wantSecond = errNet, errNet
@@ -193,24 +191,18 @@ func TestUnlockAgainAfterASuspend(t *testing.T) {
 func TestHandleIsPassedBack(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		var seen []any
-		gives := []any{"second", nil, "third"}
-		t.acquire = func(q *call) error {
-			seen = append(seen, q.Handle)
-			err := q.send()
-			q.got.Handle = "first"
-			return err
-		}
-		t.renew = func(q *call) error {
-			seen = append(seen, q.Handle)
-			err := q.send()
-			q.got.Handle, gives = gives[0], gives[1:]
-			return err
-		}
-		t.release = func(q *call) error {
-			seen = append(seen, q.Handle)
-			return q.send()
-		}
-
+		gives := []any{"first", "second", nil, "third", nil} // what each call gives
+		t.set(func(f *faulty) {
+			f.acquire = func(q *call) error {
+				err := q.send()
+				seen = append(seen, q.Handle)
+				q.got.Handle = gives[0]
+				gives = gives[1:]
+				return err
+			}
+			f.renew = f.acquire
+			f.release = f.acquire
+		})
 		l := t.lock("k")
 		for range 3 {
 			want(t, "Extend", l.Extend(t.Context(), time.Minute), nil)

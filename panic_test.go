@@ -150,14 +150,18 @@ func (c oddContext) Err() error {
 }
 
 // panicking is a driver whose calls run on the caller's goroutine. The method that armed names
-// panics once, after it has reached the store.
+// panics once, after it has reached the store, or before if it has no outcome.
 type panicking struct {
-	*faulty
+	*waiting
 	armed string
+	after int // how many calls do not panic
 }
 
 func (d *panicking) spring(method string) {
-	if d.armed == method {
+	if d.armed != method {
+		return
+	}
+	if d.after--; d.after < 0 {
 		d.armed = ""
 		panic("of a hook")
 	}
@@ -180,78 +184,61 @@ func (d *panicking) Release(ctx context.Context, c backend.Claim) error {
 }
 
 func (d *panicking) Break(ctx context.Context, key string) error {
-	err := d.faulty.Break(ctx, key)
-	d.spring("Break")
-	return err
+	defer d.spring("Break")
+	return d.faulty.Break(ctx, key)
 }
 
-func (d *panicking) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
-	return func(yield func(backend.Entry, error) bool) { d.spring("List") }
+func (d *panicking) List(context.Context, string, time.Duration) iter.Seq2[backend.Entry, error] {
+	return func(func(backend.Entry, error) bool) { d.spring("List") }
 }
 
 // A call that does not return has an unknown outcome. The Client goes on as after a lost reply: it
 // renews a lease that is held, frees a key that is not, and has no call in flight.
 func TestDriverThatPanics(t *testing.T) {
-	ctx := context.Background()
-	var l *hasp.Lease
-	var x hasp.Handle
 	for _, tc := range []struct {
 		name, method string
-		before       func(c *hasp.Client)
-		call         func(c *hasp.Client)
-		held         bool // l is held afterwards
+		call         func(t *bench, l *hasp.Lease)
+		after        int  // see panicking
+		ended        bool // the lease of "k" has ended
 	}{
-		{name: "Lock", method: "Acquire", call: func(c *hasp.Client) { c.Lock(ctx, "k") }},
-		{name: "TryLock of a slot", method: "Acquire", call: func(c *hasp.Client) { c.TryLock(ctx, "k", hasp.WithSlots(1)) }},
-		{name: "Unlock", method: "Release", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(*hasp.Client) { l.Unlock(ctx) }},
-		{name: "Extend", method: "Renew", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(*hasp.Client) { l.Extend(ctx, time.Minute) }, held: true},
-		{name: "Detach", method: "Renew", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(*hasp.Client) { l.Detach(ctx, time.Minute) }, held: true},
-		{name: "Resume", method: "Renew", before: func(c *hasp.Client) {
-			l, _ = c.Lock(ctx, "k")
-			x, _ = l.Detach(ctx, time.Minute)
-		}, call: func(c *hasp.Client) {
-			defer func() { l, _ = c.Resume(ctx, x) }() // the handle can still be resumed
-			c.Resume(ctx, x)
-		}, held: true},
-		{name: "Break", method: "Break", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(c *hasp.Client) {
-			defer l.Unlock(ctx)
-			c.Break(ctx, "k")
-		}},
-		{name: "List", method: "List", call: func(c *hasp.Client) {
-			for range c.List(ctx, "") {
+		{name: "Lock", method: "Acquire", call: func(t *bench, _ *hasp.Lease) { t.lock("other") }},
+		{name: "TryLock of a slot", method: "Acquire", call: func(t *bench, _ *hasp.Lease) { t.tryErr("other", hasp.WithSlots(1)) }},
+		{name: "Unlock", method: "Release", call: func(t *bench, l *hasp.Lease) { l.Unlock(t.Context()) }, ended: true},
+		{name: "Extend", method: "Renew", call: func(t *bench, l *hasp.Lease) { l.Extend(t.Context(), time.Minute) }},
+		{name: "Detach", method: "Renew", call: func(t *bench, l *hasp.Lease) { l.Detach(t.Context(), time.Minute) }},
+		{name: "Resume", method: "Renew", after: 1, call: func(t *bench, l *hasp.Lease) {
+			x := detachNow(t, l, time.Minute)
+			defer func() { unlock(t, t.resume(x)) }() // the handle can still be resumed
+			t.resume(x)
+		}, ended: true},
+		{name: "Break", method: "Break", call: func(t *bench, l *hasp.Lease) {
+			defer l.Unlock(t.Context())
+			t.Client.Break(t.Context(), "k")
+		}, ended: true},
+		{name: "List", method: "List", call: func(t *bench, _ *hasp.Lease) {
+			for range t.Client.List(t.Context(), "") {
 			}
 		}},
 	} {
 		runBubble(t, tc.name, func(t *testing.T) {
-			f := newFaulty()
-			f.ends = backend.CancelPrompt
-			d := &panicking{faulty: f}
-			c := await.Value(hasp.New(d, nil))
-			if tc.before != nil {
-				tc.before(c)
-			}
+			w := hooked{traits: inNoOrder}.over(new(memlock.Store))
+			d := &panicking{w, "", tc.after}
+			b := &bench{t, w.faulty, opened(t, d, nil)}
+			l := b.lock("k")
 			d.armed = tc.method
-			func() {
-				defer func() {
-					if recover() == nil {
-						t.Fatal("no panic")
-					}
-				}()
-				tc.call(c)
-			}()
+			panics(t, tc.name, func() { tc.call(b, l) })
 
 			time.Sleep(3 * hasp.DefaultTTL)
-			if tc.held {
-				want(t, "the lease", l.Err(), nil)
+			if !tc.ended {
 				unlock(t, l)
 			}
-			b := &bench{t, f, c}
-			b.freed("not free", "k", "k#0")
+			b.freed("not free", "k", "other", "other#0")
 			unlock(t, b.lock("k"))
+			unlock(t, b.lock("other"))
 			synctest.Wait()
 			b.nothingLeft()
 			began := time.Now()
-			await.Must(t, c.Close())
+			await.Must(t, b.Client.Close())
 			within(t, "Close", began, 0)
 		})
 	}

@@ -204,6 +204,7 @@ func TestBadArguments(t *testing.T) {
 			"no slots":                  {hasp.WithSlots(0)},
 			"a number of slots below 0": {hasp.WithSlots(-1)},
 			"101 slots":                 {hasp.WithSlots(101)},
+			"shared slots":              {hasp.WithShared(), hasp.WithSlots(2)},
 		},
 		errors.ErrUnsupported: {
 			"no fence":         {hasp.WithFence()},
