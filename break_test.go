@@ -1,76 +1,54 @@
 package hasp_test
 
 import (
-	"context"
+	"cmp"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/memlock"
 )
-
-// slowBreak takes the time way to the store, and as long for the reply.
-type slowBreak struct {
-	*faulty
-	way time.Duration
-	err error
-}
-
-func (d *slowBreak) Break(ctx context.Context, key string) error {
-	time.Sleep(d.way)
-	defer time.Sleep(d.way)
-	if err := d.faulty.Break(ctx, key); err != nil {
-		return err
-	}
-	return d.err
-}
 
 // Once Break has returned, its own Client neither reports the key as held nor gives the broken hold
 // to another caller, whenever the hold was taken.
 func TestBreakByTheHoldersClient(t *testing.T) {
-	for _, tc := range []struct {
-		name   string
-		opts   []hasp.Option
-		reply  time.Duration // how long the reply to the attempt takes
-		after  time.Duration // when the attempt begins, counted from the call of Break
-		err    error         // what Break returns
-		unlock bool          // the holder unlocks before Break has reached the store
+	for name, tc := range map[string]struct {
+		opts    []hasp.Option
+		attempt time.Duration // when the attempt begins
+		reply   time.Duration // how long the reply to the attempt takes
+		breaks  time.Duration // when Break is called
+		err     error         // what Break returns
+		unlock  bool          // the holder unlocks before Break has reached the store
 	}{
-		{name: "a hold", after: -time.Second},
-		{name: "a hold without renewal", after: -time.Second, opts: options{hasp.WithoutRenewal()}},
-		{name: "a shared hold", after: -time.Second, opts: options{hasp.WithShared()}},
-		{name: "a hold, and the reply to Break is lost", after: -time.Second, err: errNet},
-		{name: "an attempt in flight", after: -5 * time.Millisecond, reply: 40 * time.Millisecond},
-		{name: "an attempt during the Break", after: 5 * time.Millisecond},
-		{name: "a key that lingers", after: 5 * time.Millisecond, unlock: true, opts: options{hasp.WithLinger()}},
+		"a hold":                                 {breaks: time.Second},
+		"a hold without renewal":                 {breaks: time.Second, opts: options{hasp.WithoutRenewal()}},
+		"a shared hold":                          {breaks: time.Second, opts: options{hasp.WithShared()}},
+		"a hold, and the reply to Break is lost": {breaks: time.Second, err: errNet},
+		"an attempt in flight":                   {breaks: 5 * time.Millisecond, reply: 40 * time.Millisecond},
+		"an attempt during the Break":            {attempt: 5 * time.Millisecond},
+		"a key that lingers":                     {attempt: 5 * time.Millisecond, unlock: true, opts: options{hasp.WithLinger()}},
 	} {
-		runBubble(t, tc.name, func(t *testing.T) {
-			store := new(memlock.Store)
-			d := &slowBreak{faulty: faultyOver(store), way: 10 * time.Millisecond, err: tc.err}
-			d.acquire = func(q *call) error {
-				defer time.Sleep(tc.reply)
-				return q.send()
+		runTwo(t, name, nil, func(t *bench, rival *hasp.Client) {
+			t.acquire = late(tc.reply)
+			t.inspect = func(q *call) error {
+				return cmp.Or(trip(20*time.Millisecond)(q), tc.err)
 			}
-			c, rival := opened(t, d, nil), opened(t, store.Driver(), nil)
 
 			time.Sleep(time.Minute)
-			begins := time.Now().Add(max(-tc.after, 0))
 			old := make(chan *hasp.Lease, 1)
-			time.AfterFunc(time.Until(begins)+tc.after, func() {
-				l := lockNow(t, c, "k", tc.opts...)
+			time.AfterFunc(tc.attempt, func() {
+				l := t.lock("k", tc.opts...)
 				if tc.unlock {
 					unlock(t, l)
 				}
 				old <- l
 			})
-			time.Sleep(time.Until(begins))
-			want(t, "Break", c.Break(t.Context(), "k"), tc.err)
+			time.Sleep(tc.breaks)
+			want(t, "Break", t.Client.Break(t.Context(), "k"), tc.err)
 
 			theirs := lockNow(t, rival, "k")
 			l := <-old
-			next := lockSoon(t, c, timeout(t, t.Context(), time.Hour), "k")
+			next := t.lockSoon(t.Context(), "k")
 			if !tc.unlock {
 				l.Unlock(t.Context())
 			}
@@ -82,17 +60,12 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 			unlock(t, <-next)
 
 			// The key is free for the Client itself, although the old holder does not unlock.
-			if tc.reply == 0 && !tc.unlock && tc.opts == nil {
-				d.err = tc.err
-				hangs := lockNow(t, c, "k")
-				want(t, "Break", c.Break(t.Context(), "k"), tc.err)
-				synctest.Wait()
-				want(t, "the old lease", hangs.Err(), hasp.ErrLost)
-				l, err := c.TryLock(t.Context(), "k")
-				want(t, "TryLock after Break", err, nil)
-				unlock(t, l)
-				want(t, "Unlock", hangs.Unlock(t.Context()), hasp.ErrLost)
-			}
+			hangs := t.lock("k")
+			want(t, "Break", t.Client.Break(t.Context(), "k"), tc.err)
+			synctest.Wait()
+			want(t, "the old lease", hangs.Err(), hasp.ErrLost)
+			want(t, "TryLock after Break", t.tryErr("k"), nil)
+			want(t, "Unlock", hangs.Unlock(t.Context()), hasp.ErrLost)
 		})
 	}
 }
@@ -100,17 +73,15 @@ func TestBreakByTheHoldersClient(t *testing.T) {
 // A caller that waits gets the key by a Break of its own Client, and keeps it.
 func TestBreakForAWaiterOfTheSameClient(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			store := new(memlock.Store)
-			var d backend.Driver = store.Driver() // hands the key to the waiter before Break returns
-			if !ordered {
-				d = &slowBreak{faulty: faultyOver(store), way: time.Second}
+		withTwo(t, nil, func(t *bench, rival *hasp.Client) {
+			t.inspect = trip(2 * time.Second)
+			if ordered {
+				t.Client = opened(t, t.Driver, nil) // gets the key before Break returns
 			}
-			c, rival := opened(t, d, nil), opened(t, store.Driver(), nil)
 			stuck := lockNow(t, rival, "k")
-			next := lockSoon(t, c, timeout(t, t.Context(), time.Hour), "k")
+			next := t.lockSoon(t.Context(), "k")
 			time.Sleep(time.Second)
-			want(t, "Break", c.Break(t.Context(), "k"), nil)
+			want(t, "Break", t.Client.Break(t.Context(), "k"), nil)
 			l := <-next
 			time.Sleep(3 * hasp.DefaultTTL)
 			unlock(t, l)

@@ -31,6 +31,7 @@ type faulty struct {
 
 	mu                      sync.Mutex // guards all below
 	acquire, renew, release hook
+	inspect                 hook     // of Inspect and Break
 	acquired                []string // tokens of all calls of Acquire
 	renewed                 []time.Time
 	released                []string // tokens of all calls of Release
@@ -147,6 +148,21 @@ func (f *faulty) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
+func (f *faulty) Inspect(ctx context.Context, key string) (st backend.Status, err error) {
+	_, err = f.inspect.run(ctx, backend.Claim{}, func() (g backend.Grant, err error) {
+		st, err = f.Driver.Inspect(ctx, key)
+		return g, err
+	})
+	return st, err
+}
+
+func (f *faulty) Break(ctx context.Context, key string) error {
+	_, err := f.inspect.run(ctx, backend.Claim{}, func() (g backend.Grant, err error) {
+		return g, f.Driver.Break(ctx, key)
+	})
+	return err
+}
+
 // set changes the hooks under mu, because calls may be in flight.
 func (f *faulty) set(change func(f *faulty)) {
 	f.mu.Lock()
@@ -179,6 +195,14 @@ func late(d time.Duration) hook {
 	return func(q *call) error {
 		defer time.Sleep(d)
 		return q.send()
+	}
+}
+
+// trip takes half of d on the way to the store, and half of it on the way back.
+func trip(d time.Duration) hook {
+	return func(q *call) error {
+		time.Sleep(d / 2)
+		return late(d / 2)(q)
 	}
 }
 
