@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -33,13 +34,13 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 		where string
 		taken bool // another Client holds the key
 		first bool // another caller of this Client is the head of the line
-		kept  bool // the call has a min hold
 		opts  []hasp.Option
+		more  []hasp.Option // only of the call
 	}{
 		{where: "requested"},
 		{where: "acquired"},
 		{where: "acquired", opts: options{hasp.WithShared()}},
-		{where: "acquired", kept: true},
+		{where: "acquired", more: options{hasp.WithMinHold(time.Hour)}},
 		{where: "acquired", opts: options{slots}},
 		{where: "acquired", first: true},
 		{where: "Backoff", taken: true},
@@ -61,11 +62,10 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 					}
 				}
 
-				store, f := new(memlock.Store), newFaulty()
-				f.Driver = store.Driver().(Driver)
-				var d backend.Driver = f
-				if ordered {
-					d = store.Driver()
+				store := new(memlock.Store)
+				d := store.Driver()
+				if !ordered {
+					d = faultyOver(store)
 				}
 				c := opened(t, d, &hasp.Options{
 					Observe: func(_ context.Context, e hasp.Event) { spring(string(e.Kind)) },
@@ -78,10 +78,9 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 					if tc.taken {
 						before = lockNow(t, other, "k", tc.opts...)
 					}
-					ahead := make(chan *hasp.Lease, 1)
+					var ahead <-chan *hasp.Lease
 					if tc.first {
-						go func() { ahead <- lockNow(t, c, "k", tc.opts...) }()
-						synctest.Wait()
+						ahead = lockSoon(t, c, t.Context(), "k", tc.opts...)
 					}
 
 					ended := make(chan struct{})
@@ -93,10 +92,7 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 						} else {
 							time.AfterFunc(time.Second, func() { armed.Store(true) }) // not the first Err, because Lock calls it before it has acquired anything
 						}
-						opts := tc.opts
-						if tc.kept {
-							opts = options{hasp.WithMinHold(time.Hour)}
-						}
+						opts := slices.Concat(tc.opts, tc.more)
 						if l, err := c.Lock(trap{t.Context(), spring}, "k", opts...); err == nil {
 							unlock(t, l) // with this driver, the code that panics was not called
 						}
@@ -150,7 +146,7 @@ func (c oddContext) Err() error {
 }
 
 // panicking is a driver whose calls run on the caller's goroutine. The method that armed names
-// panics once, after it has reached the store, or before if it has no outcome.
+// panics once.
 type panicking struct {
 	*waiting
 	armed string
@@ -167,25 +163,9 @@ func (d *panicking) spring(method string) {
 	}
 }
 
-func (d *panicking) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	g, err := d.faulty.Acquire(ctx, c)
-	d.spring("Acquire")
-	return g, err
-}
-
 func (d *panicking) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	d.spring("Renew")
 	d.faulty.Renew(ctx, cs, done)
-}
-
-func (d *panicking) Release(ctx context.Context, c backend.Claim) error {
-	d.spring("Release")
-	return d.faulty.Release(ctx, c)
-}
-
-func (d *panicking) Break(ctx context.Context, key string) error {
-	defer d.spring("Break")
-	return d.faulty.Break(ctx, key)
 }
 
 func (d *panicking) List(context.Context, string, time.Duration) iter.Seq2[backend.Entry, error] {
@@ -223,6 +203,18 @@ func TestDriverThatPanics(t *testing.T) {
 		runBubble(t, tc.name, func(t *testing.T) {
 			w := hooked{traits: inNoOrder}.over(new(memlock.Store))
 			d := &panicking{w, "", tc.after}
+			late := func(method string) hook {
+				return func(q *call) error {
+					defer d.spring(method)
+					return q.send()
+				}
+			}
+			w.acquire = late("Acquire")
+			w.inspect = late("Break")
+			w.release = func(q *call) error {
+				d.spring("Release")
+				return q.send()
+			}
 			b := &bench{t, w.faulty, opened(t, d, nil)}
 			l := b.lock("k")
 			d.armed = tc.method

@@ -59,18 +59,6 @@ func between[T cmp.Ordered](t testing.TB, what string, got, least, most T) {
 	}
 }
 
-// inspected is a faulty driver whose Inspect and Break fail with err.
-type inspected struct {
-	*faulty
-	err error
-}
-
-func (d inspected) Inspect(context.Context, string) (backend.Status, error) {
-	return backend.Status{}, d.err
-}
-
-func (d inspected) Break(context.Context, string) error { return d.err }
-
 // everyEnd has all values of Traits.Cancellation, because the engine makes its calls differently
 // for each.
 var everyEnd = []backend.Cancellation{backend.CancelNone, backend.CancelByDeadline, backend.CancelPrompt}
@@ -88,10 +76,10 @@ func TestEveryFailureOfTheStoreIsUnavailable(t *testing.T) {
 			&backend.UnavailableError{Since: time.Now(), Err: errNet},
 		} {
 			withEnds(t, ends, nil, func(t *bench) {
-				c := opened(t, inspected{t.faulty, err}, nil)
-				l := lockNow(t, c, "held")
+				l := t.lock("held")
 				t.set(func(f *faulty) {
 					failWith(f, err)
+					f.inspect = failing(err)
 					if err == silence {
 						f.acquire, f.renew, f.release = hung, untilEnd, hung
 					}
@@ -102,12 +90,12 @@ func TestEveryFailureOfTheStoreIsUnavailable(t *testing.T) {
 				unlocked := l.Unlock(t.Context())
 				within(t, "Unlock", start, hasp.DefaultTimeout+50*time.Millisecond)
 				for what, got := range map[string]error{
-					"Lock":                   errOf(c.Lock(t.Context(), "k")),
-					"Lock with a bound":      errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(20*time.Millisecond))),
-					"TryLock":                errOf(c.TryLock(t.Context(), "k")),
+					"Lock":                   t.lockErr("k"),
+					"Lock with a bound":      t.lockErr("k", hasp.WithMaxWait(20*time.Millisecond)),
+					"TryLock":                t.tryErr("k"),
 					"Extend, outcome open":   extended,
-					"Inspect":                errOf(c.Inspect(t.Context(), "k")),
-					"Break":                  c.Break(t.Context(), "k"),
+					"Inspect":                errOf(t.Client.Inspect(t.Context(), "k")),
+					"Break":                  t.Client.Break(t.Context(), "k"),
 					"Unlock, outcome open":   unlocked,
 					"Unlock again, the same": l.Unlock(t.Context()),
 				} {
