@@ -16,8 +16,9 @@ import (
 func (t *bench) keptFor(key string, d time.Duration) {
 	t.Helper()
 	c := backend.Claim{Key: key, Token: "stranger", TTL: time.Minute, Timeout: time.Second}
-	equal(t, "RetryAfter", refusal(t, errOf(t.Driver.Acquire(t.Context(), c))).RetryAfter, d)
-	time.Sleep(d - 1)
+	rest := refusal(t, errOf(t.Driver.Acquire(t.Context(), c))).RetryAfter
+	between(t, "RetryAfter", rest, d, d+10*time.Millisecond) // after a suspend, two clocks differ a bit
+	time.Sleep(rest - 1)
 	if t.free(key) {
 		t.Errorf("the key was free before %v had passed", d)
 	}
@@ -27,24 +28,28 @@ func (t *bench) keptFor(key string, d time.Duration) {
 
 func TestMinHoldKeepsTheKeyAfterUnlock(t *testing.T) {
 	for _, tc := range []struct {
-		name string
-		opts []hasp.Option
-		held time.Duration // time until Unlock
-		kept time.Duration // how long the key is held after Unlock
+		name  string
+		opts  []hasp.Option
+		held  time.Duration // time until Unlock, without the time that the machine slept
+		slept time.Duration
+		kept  time.Duration // how long the key is held after Unlock
 	}{
-		{"shorter than the term", options{hasp.WithMinHold(5 * time.Second)}, time.Second, 4 * time.Second},
-		{"longer than the term", options{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 4 * time.Second},
-		{"with several renewals", options{hasp.WithMinHold(time.Minute)}, 50 * time.Second, 10 * time.Second},
-		{"without renewal", options{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 29 * time.Second, 31 * time.Second},
-		{"with a max hold", options{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(time.Minute)}, time.Second, 59 * time.Second},
-		{"with a fence", options{hasp.WithMinHold(time.Minute), hasp.WithFence()}, time.Second, 59 * time.Second},
-		{"that is over", options{hasp.WithMinHold(time.Minute)}, time.Minute, 0},
-		{"of zero", options{hasp.WithMinHold(0)}, 0, 0},
+		{"shorter than the term", options{hasp.WithMinHold(5 * time.Second)}, time.Second, 0, 4 * time.Second},
+		{"longer than the term", options{hasp.WithMinHold(5 * time.Second), hasp.WithTTL(time.Second)}, time.Second, 0, 4 * time.Second},
+		{"with several renewals", options{hasp.WithMinHold(time.Minute)}, 50 * time.Second, 0, 10 * time.Second},
+		{"without renewal", options{hasp.WithMinHold(time.Minute), hasp.WithoutRenewal()}, 29 * time.Second, 0, 31 * time.Second},
+		{"with a max hold", options{hasp.WithMinHold(time.Minute), hasp.WithMaxHold(time.Minute)}, time.Second, 0, 59 * time.Second},
+		{"with a fence", options{hasp.WithMinHold(time.Minute), hasp.WithFence()}, time.Second, 0, 59 * time.Second},
+		{"that is over", options{hasp.WithMinHold(time.Minute)}, time.Minute, 0, 0},
+		{"of zero", options{hasp.WithMinHold(0)}, 0, 0, 0},
+		{"across a suspend", options{hasp.WithMinHold(20 * time.Second)}, time.Second, 15 * time.Second, 4 * time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var s seen
 			withClient(t, &hasp.Options{Observe: s.observe}, func(t *bench) {
+				suspend := hasp.Suspendable(t.Client)
 				l := t.lock("k", tc.opts...)
+				suspend(tc.slept)
 				time.Sleep(tc.held)
 				start := time.Now()
 				unlock(t, l)
@@ -175,22 +180,6 @@ func TestMinHoldOfALeaseThatLapsed(t *testing.T) {
 		want(t, "Unlock", outer.Unlock(t.Context()), hasp.ErrLost)
 		synctest.Wait()
 		t.keptFor("k", 10*time.Second+time.Millisecond)
-	})
-}
-
-// If the machine sleeps during the min hold, that time counts.
-func TestMinHoldCountsASuspend(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
-		suspend := hasp.Suspendable(t.Client)
-		l := t.lock("k", hasp.WithMinHold(20*time.Second))
-		time.Sleep(time.Second)
-		suspend(15 * time.Second)
-		time.Sleep(2 * time.Millisecond)
-		unlock(t, l)
-		st, err := t.faulty.Inspect(t.Context(), "k")
-		if left := st.TTL.Round(time.Millisecond); err != nil || left != 4*time.Second-2*time.Millisecond {
-			t.Errorf("the key is kept for %v more (%v)", left, err)
-		}
 	})
 }
 

@@ -62,7 +62,7 @@ func withSlots(t *testing.T, o *hasp.Options, run func(t *bench, taken []*hasp.L
 }
 
 // If another Client frees a slot, a waiting caller gets it within 100 ms. If its own Client frees a
-// slot, the caller gets it immediately.
+// slot, the caller gets it immediately. While a caller waits, a TryLock of its Client gets none.
 func TestFreedSlotIsTaken(t *testing.T) {
 	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		got := make(chan *hasp.Lease)
@@ -72,6 +72,9 @@ func TestFreedSlotIsTaken(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		began := time.Now()
 		unlock(t, taken[1])
+		before := t.attempts()
+		want(t, "TryLock", t.tryErr("k", twoSlots), hasp.ErrHeld)
+		equal(t, "attempts before and after the TryLock", t.attempts(), before)
 		l := <-got
 		within(t, "a slot of another Client", began, 100*time.Millisecond)
 		if l.Slot() != taken[1].Slot() || l.Key() != "k" {
@@ -84,6 +87,8 @@ func TestFreedSlotIsTaken(t *testing.T) {
 		l = <-got
 		within(t, "a slot of this Client", began, time.Millisecond)
 		unlock(t, l)
+		synctest.Wait() // the queue is unlocked in the background
+		unlock(t, t.lock("k", twoSlots, hasp.WithMaxWait(0)))
 	})
 }
 
@@ -103,13 +108,13 @@ func TestSlotOfADeadHolder(t *testing.T) {
 
 func TestTryLockLooksAtEachSlotOnce(t *testing.T) {
 	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
-		for range 3 {
-			if held := refusal(t, t.tryErr("k", twoSlots)); held.RetryAfter <= 0 {
-				t.Errorf("no RetryAfter in %v", held)
-			}
+		want(t, "Extend", taken[1].Extend(t.Context(), time.Hour), nil)
+		for range 20 { // each begins at one of the slots, at random
+			rest := refusal(t, t.tryErr("k", twoSlots)).RetryAfter
+			between(t, "the first end of a slot", rest, 1, hasp.DefaultTTL)
 		}
 		want(t, "WithMaxWait(0)", t.lockErr("k", twoSlots, hasp.WithMaxWait(0)), hasp.ErrHeld)
-		equal(t, "attempts", t.attempts(), 8)
+		equal(t, "attempts", t.attempts(), 42)
 		unlock(t, taken[0])
 		l := t.lock("k", twoSlots, hasp.WithMaxWait(0))
 		equal(t, "slot", l.Slot(), taken[0].Slot())
@@ -264,34 +269,12 @@ func TestSlotsThatDoNotAnswer(t *testing.T) {
 	})
 }
 
-func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
-	withTwo(t, nil, func(t *bench, mine *hasp.Client) {
-		a := lockNow(t, mine, "k", twoSlots, hasp.WithTTL(time.Minute))
-		b := lockNow(t, mine, "k", twoSlots, hasp.WithTTL(time.Hour))
-		for range 20 {
-			if held := refusal(t, t.tryErr("k", twoSlots)); held.RetryAfter > time.Minute {
-				t.Errorf("got %+v", held)
-			}
-		}
-		unlock(t, a)
-		unlock(t, b)
-	})
-}
-
 // If a store grants only short terms, a Lock with slots asks for no longer term, not even for the
 // queue.
 func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := hooked{traits: backend.Traits{Reach: backend.Network, MaxTTL: time.Second}, acquire: func(q *call) error {
-			if q.TTL > time.Second {
-				return backend.ErrInvalid
-			}
-			return q.send()
-		}}
-		c := opened(t, d.over(new(memlock.Store)), &hasp.Options{TTL: time.Second})
-		unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
-		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(1), hasp.WithTTL(2*time.Second))), hasp.ErrInvalid)
-	})
+	c := opened(t, newShort(), &hasp.Options{TTL: maxTTL})
+	unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
+	want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(1), hasp.WithTTL(2*maxTTL))), hasp.ErrInvalid)
 }
 
 func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
@@ -309,21 +292,6 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 		}
 		wantOnly(t, "Lock", errOf(c.Lock(ctx, "k", hasp.WithSlots(1))), context.Canceled, hasp.ErrHeld)
 		unlock(t, l)
-	})
-}
-
-// While a Lock waits for a slot, a TryLock of the same Client gets none.
-func TestTryLockComesAfterALockThatLooks(t *testing.T) {
-	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
-		got := t.lockSoon(t.Context(), "k", twoSlots)
-		time.Sleep(time.Second)
-		before := t.attempts()
-		unlock(t, taken[0])
-		want(t, "TryLock", t.tryErr("k", twoSlots), hasp.ErrHeld)
-		equal(t, "attempts before and after the TryLock", t.attempts(), before)
-		unlock(t, <-got)
-		synctest.Wait() // the queue is unlocked in the background
-		unlock(t, t.lock("k", twoSlots, hasp.WithMaxWait(0)))
 	})
 }
 

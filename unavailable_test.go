@@ -122,7 +122,6 @@ func TestEndOfTheContextBeforeTheStoreFailedIsNotUnavailable(t *testing.T) {
 			l := t.lock("held")
 			t.set(func(f *faulty) { f.acquire, f.renew = hung, untilEnd })
 			short := func() context.Context { return timeout(t, t.Context(), 50*time.Millisecond) }
-			wantOnly(t, "Lock", errOf(t.Lock(short(), "k")), context.DeadlineExceeded)
 			wantOnly(t, "TryLock", errOf(t.TryLock(short(), "k")), context.DeadlineExceeded)
 			wantOnly(t, "Extend", l.Extend(short(), time.Minute), context.DeadlineExceeded)
 		})
@@ -207,11 +206,6 @@ func TestACallThatReturnsItsCause(t *testing.T) {
 		"Extend": func(t robbed) {
 			l := t.lock("inner")
 			t.fails(func(ctx context.Context) error { return l.Extend(ctx, time.Minute) })
-			unlock(t, l)
-		},
-		"Detach": func(t robbed) {
-			l := t.lock("inner")
-			t.fails(func(ctx context.Context) error { return errOf(l.Detach(ctx, time.Minute)) })
 			unlock(t, l)
 		},
 		"Resume": func(t robbed) {

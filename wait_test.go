@@ -91,12 +91,8 @@ func TestErrorsOfAWait(t *testing.T) {
 		{name: "held, one attempt", opts: options{hasp.WithMaxWait(0)}, is: []error{hasp.ErrHeld}},
 		{name: "refused", store: down,
 			after: hasp.DefaultTimeout, slack: 500 * time.Millisecond, is: []error{hasp.ErrUnavailable, errNet}},
-		{name: "refused, max wait", store: down, opts: second,
-			after: 900 * time.Millisecond, slack: 100 * time.Millisecond, is: []error{hasp.ErrUnavailable, errNet}},
 		{name: "refused, deadline", store: down, deadline: time.Second,
 			after: time.Second, is: []error{hasp.ErrUnavailable, errNet, context.DeadlineExceeded}},
-		{name: "hung", store: silent,
-			after: hasp.DefaultTimeout, slack: 500 * time.Millisecond, is: []error{hasp.ErrUnavailable}},
 		{name: "hung, max wait", store: silent, opts: second,
 			after: time.Second, is: []error{hasp.ErrUnavailable}},
 		{name: "held, then hung, max wait", store: func(f *faulty) {
@@ -167,8 +163,8 @@ func TestLockRidesOutAnOutageShorterThanTimeout(t *testing.T) {
 		t.set(down)
 		time.AfterFunc(hasp.DefaultTimeout*8/10, func() { t.set(up) })
 		l := t.lock("k")
-		tokens := slices.Sorted(slices.Values(t.acquired))
-		if len(tokens) < 2 || len(slices.Compact(tokens)) != len(t.acquired) {
+		slices.Sort(t.acquired)
+		if n := len(t.acquired); n < 2 || len(slices.Compact(t.acquired)) != n {
 			t.Errorf("%q: want a token for each attempt", t.acquired)
 		}
 		unlock(t, l)
