@@ -40,41 +40,34 @@ func TestInnerContext(t *testing.T) {
 		}, hasp.ErrLost, hasp.ErrLost},
 		{"ends with its own Unlock", func(n nested) { n.inner.Unlock(context.Background()) }, hasp.ErrReleased, hasp.ErrReleased},
 	} {
-		for _, look := range []string{"by a child", "by a look"} {
-			runClient(t, tc.name+" "+look, nil, func(t *bench) {
-				ctx, cancel := context.WithCancelCause(t.Context())
-				defer cancel(nil)
-				outer := t.lockIn(ctx, "k")
-				other := t.lockIn(outer.Context(), "other")
-				between, cancelBetween := context.WithCancelCause(other.Context())
-				defer cancelBetween(nil)
-				inner := t.lockIn(between, "k")
-				child, stop := context.WithCancel(inner.Context())
-				defer stop()
+		runClient(t, tc.name, nil, func(t *bench) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			outer := t.lockIn(ctx, "k")
+			other := t.lockIn(outer.Context(), "other")
+			between, cancelBetween := context.WithCancelCause(other.Context())
+			defer cancelBetween(nil)
+			inner := t.lockIn(between, "k")
+			child, stop := context.WithCancel(inner.Context())
+			defer stop()
 
-				tc.end(nested{t.faulty, outer, inner, other, cancel, cancelBetween})
-				got := child
-				if look == "by a look" {
-					got = inner.Context()
-				} else {
-					synctest.Wait()
-				}
-				if got.Err() == nil || !errors.Is(context.Cause(got), tc.want) {
-					t.Errorf("got %v, cause %v, want cause %v", got.Err(), context.Cause(got), tc.want)
-				}
-				want(t, "Err, which is about the hold", inner.Err(), tc.err)
-				inner.Unlock(t.Context())
-				outer.Unlock(t.Context())
-			})
-		}
+			tc.end(nested{t.faulty, outer, inner, other, cancel, cancelBetween})
+			if child.Err() == nil {
+				t.Error("the context goes on")
+			}
+			want(t, "its cause", context.Cause(child), tc.want)
+			want(t, "Err, which is about the hold", inner.Err(), tc.err)
+			inner.Unlock(t.Context())
+			outer.Unlock(t.Context())
+		})
 	}
 }
 
 // However many leases are inside one another, the end of the outermost context costs each lease the
-// same. Other leases of the Client are renewed meanwhile.
-func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
+// same. Other leases of the Client are renewed meanwhile, and also if the methods of a caller's
+// context are slow or block.
+func TestContextsOfCallersDelayNoRenewal(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		other := t.lock("other")
 		base, cancel := context.WithCancel(t.Context())
 		ctx := base
 		var leases []*hasp.Lease
@@ -83,30 +76,22 @@ func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
 			leases = append(leases, l)
 			ctx = l.Context()
 		}
-		cancel()
-		want(t, "the innermost context", ctx.Err(), context.Canceled) // must not take 2^200 steps
-		time.Sleep(10 * hasp.DefaultTTL)
-		want(t, "an unrelated lease", other.Err(), nil)
-		for _, l := range leases {
-			want(t, "a cancelled lease", l.Err(), hasp.ErrLost)
-		}
-		unlock(t, other)
-	})
-}
-
-// If the methods of a caller's context are slow or block, they delay no renewal of other leases.
-func TestSlowContextDelaysNoRenewal(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
 		var slow atomic.Bool
-		l := t.lockIn(trap{t.Context(), func(method string) {
+		blocked := t.lockIn(trap{t.Context(), func(method string) {
 			if method == "Err" && slow.Load() {
 				time.Sleep(time.Hour)
 			}
 		}}, "slow")
 		other := t.lock("other")
+
+		cancel()
+		want(t, "the innermost context", ctx.Err(), context.Canceled) // must not take 2^200 steps
 		slow.Store(true)
 		time.Sleep(10 * hasp.DefaultTTL)
-		unlock(t, l)
+		for _, l := range leases {
+			want(t, "a cancelled lease", l.Err(), hasp.ErrLost)
+		}
+		unlock(t, blocked)
 		unlock(t, other)
 	})
 }
@@ -144,9 +129,9 @@ func TestReentryOptions(t *testing.T) {
 	})
 }
 
-// If a caller joins the hold while its last renewal asks whether all contexts have ended, renewal
-// goes on.
-func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
+// If a caller joins the hold while its last renewal asks whether all contexts have ended, or after
+// that, renewal goes on.
+func TestReentryAtTheLastRenewal(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		term := hasp.WithTTL(300 * time.Millisecond)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -168,6 +153,14 @@ func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		inner := <-joined
 		want(t, "a lease whose context goes on", inner.Err(), nil)
+
+		ctx, cancel = context.WithCancel(t.Context())
+		live = context.WithoutCancel(t.lockIn(ctx, "later").Context())
+		cancel()
+		time.Sleep(45 * time.Second) // after the last renewal, before the end of its term
+		inner = t.lockIn(live, "later")
+		time.Sleep(3 * hasp.DefaultTTL)
+		want(t, "a lease that came later", inner.Err(), nil)
 	})
 }
 
@@ -201,36 +194,32 @@ func TestDeadlineInsideManyLeases(t *testing.T) {
 }
 
 func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
+	apart := hasp.WithoutReentry()
 	withClient(t, nil, func(t *bench) {
+		for name, opts := range map[string]options{"exclusive": nil, "shared": {hasp.WithShared()}} {
+			l := t.lock(name, opts...)
+			want(t, "TryLock", errOf(t.TryLock(l.Context(), name, apart)), hasp.ErrHeld)
+			unlock(t, l)
+		}
+
 		outer := t.lock("k")
-		want(t, "TryLock", errOf(t.TryLock(outer.Context(), "k", hasp.WithoutReentry())), hasp.ErrHeld)
-		want(t, "WithMaxWait", errOf(t.Lock(outer.Context(), "k", hasp.WithoutReentry(), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		want(t, "WithMaxWait", errOf(t.Lock(outer.Context(), "k", apart, hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
 		ctx := timeout(t, outer.Context(), time.Hour)
 		start := time.Now()
-		err := errOf(t.Lock(ctx, "k", hasp.WithoutReentry()))
-		want(t, "Lock", err, context.DeadlineExceeded)
-		want(t, "Lock", err, hasp.ErrHeld)
+		wantOnly(t, "Lock", errOf(t.Lock(ctx, "k", apart)), context.DeadlineExceeded, hasp.ErrHeld)
 		between(t, "the wait", time.Since(start), time.Hour, time.Hour+time.Second)
-		inner := t.lockIn(outer.Context(), "k") // without the option, Lock re-enters
-		unlock(t, inner)
+		unlock(t, t.lockIn(outer.Context(), "k")) // without the option, Lock re-enters
 		unlock(t, outer)
 		t.freed("the key is still held", "k")
 
-		reader := t.lock("shared", hasp.WithShared())
-		want(t, "beside a shared lease", errOf(t.TryLock(reader.Context(), "shared", hasp.WithoutReentry())), hasp.ErrHeld)
-		unlock(t, reader)
-	})
-}
-
-// The context of the new lease ends with the lease around it. A Lock inside re-enters either lease.
-func TestWithoutReentryTheLeaseIsNestedAllTheSame(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
-		outer := t.lock("other")
-		l := t.lockIn(outer.Context(), "k", hasp.WithoutReentry())
+		// The context of the new lease ends with the lease around it. A Lock inside re-enters either.
+		outer = t.lock("other")
+		l := t.lockIn(outer.Context(), "k", apart)
+		before := t.attempts()
 		for _, key := range []string{"other", "k"} {
 			unlock(t, t.lockIn(l.Context(), key, hasp.WithMaxWait(0)))
 		}
-		equal(t, "attempts", t.attempts(), 2)
+		equal(t, "attempts of a re-entry", t.attempts(), before)
 		unlock(t, outer)
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrReleased)
 		want(t, "Err", l.Err(), nil)
@@ -260,17 +249,16 @@ func TestSharedLeasesAreRenewedApart(t *testing.T) {
 		short := t.lock("k", hasp.WithShared(), hasp.WithTTL(time.Second))
 		dead := t.lock("k", hasp.WithShared(), hasp.WithTTL(2*time.Second), hasp.WithoutRenewal())
 		time.Sleep(10 * time.Second)
-		want(t, "the renewed lease", short.Err(), nil)
-		want(t, "the other one", dead.Err(), hasp.ErrLost)
-		if st, _ := t.faulty.Inspect(t.Context(), "k"); len(st.Shared) != 1 || st.TTL > time.Second {
+		want(t, "Unlock", dead.Unlock(t.Context()), hasp.ErrLost)
+		if st := await.Value(t.faulty.Inspect(t.Context(), "k")); len(st.Shared) != 1 || st.TTL > time.Second {
 			t.Errorf("status %+v", st)
 		}
 		unlock(t, short)
-		want(t, "Unlock", dead.Unlock(t.Context()), hasp.ErrLost)
 	})
 }
 
-// Callers WithShared re-enter a lease of either kind. A shared lease cannot become exclusive.
+// Callers WithShared re-enter a lease of either kind. A shared lease cannot become exclusive, and
+// has no min hold.
 func TestReentryOfASharedLease(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		for name, opts := range map[string]options{"exclusive": nil, "shared": {hasp.WithShared()}} {
@@ -283,7 +271,7 @@ func TestReentryOfASharedLease(t *testing.T) {
 			unlock(t, outer)
 		}
 		equal(t, "attempts", t.attempts(), 2)
-		want(t, "a min hold", t.lockErr("k", hasp.WithShared(), hasp.WithMinHold(time.Second)), hasp.ErrInvalid)
+		want(t, "a min hold", t.lockErr("k", hasp.WithShared(), hasp.WithMinHold(1)), hasp.ErrInvalid)
 	})
 }
 
