@@ -217,7 +217,7 @@ func TestAttemptsAtOneHold(t *testing.T) {
 		{name: "the pace", least: 900, most: 1600},
 		{name: "late answers", acquire: late, least: 600, most: 1250},
 		{name: "a writer beside readers", acquire: otherTerm, least: 900, most: 1600},
-		{name: "a reader beside a writer", acquire: otherTerm, opts: options{hasp.WithShared()}, least: 900, most: 1600},
+		{name: "a reader beside a writer", acquire: otherTerm, opts: options{shared}, least: 900, most: 1600},
 		// Each sleep is shortened by up to a half.
 		{name: "Backoff", backoff: func(int) time.Duration { return time.Second }, least: 70, most: 125},
 	} {

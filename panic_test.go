@@ -29,7 +29,6 @@ func (c trap) Err() error { c.spring("Err"); return c.Context.Err() }
 
 // If code of the caller panics or ends the goroutine during Lock, Lock leaves nothing behind.
 func TestLockThatDoesNotReturn(t *testing.T) {
-	slots := hasp.WithSlots(1)
 	for _, tc := range []struct {
 		where string
 		taken bool // another Client holds the key
@@ -39,18 +38,18 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 	}{
 		{where: "requested"},
 		{where: "acquired"},
-		{where: "acquired", opts: options{hasp.WithShared()}},
+		{where: "acquired", opts: options{shared}},
 		{where: "acquired", more: options{hasp.WithMinHold(time.Hour)}},
-		{where: "acquired", opts: options{slots}},
+		{where: "acquired", opts: options{oneSlot}},
 		{where: "acquired", first: true},
 		{where: "Backoff", taken: true},
-		{where: "Backoff", taken: true, opts: options{hasp.WithShared()}},
+		{where: "Backoff", taken: true, opts: options{shared}},
 		{where: "Err", taken: true},
 		{where: "Done", taken: true},
 		{where: "Done", taken: true, first: true},
-		{where: "Done", taken: true, opts: options{slots}},
-		{where: "Err", taken: true, opts: options{slots}},
-		{where: "Backoff", taken: true, first: true, opts: options{slots}},
+		{where: "Done", taken: true, opts: options{oneSlot}},
+		{where: "Err", taken: true, opts: options{oneSlot}},
+		{where: "Backoff", taken: true, first: true, opts: options{oneSlot}},
 	} {
 		for _, ordered := range []bool{false, true} {
 			runBubble(t, fmt.Sprintf("%+v ordered=%t", tc, ordered), func(t *testing.T) {
@@ -182,7 +181,7 @@ func TestDriverThatPanics(t *testing.T) {
 		ended        bool // the lease of "k" has ended
 	}{
 		{name: "Lock", method: "Acquire", call: func(t *bench, _ *hasp.Lease) { t.lock("other") }},
-		{name: "TryLock of a slot", method: "Acquire", call: func(t *bench, _ *hasp.Lease) { t.tryErr("other", hasp.WithSlots(1)) }},
+		{name: "TryLock of a slot", method: "Acquire", call: func(t *bench, _ *hasp.Lease) { t.tryErr("other", oneSlot) }},
 		{name: "Unlock", method: "Release", call: func(t *bench, l *hasp.Lease) { l.Unlock(t.Context()) }, ended: true},
 		{name: "Extend", method: "Renew", call: func(t *bench, l *hasp.Lease) { l.Extend(t.Context(), time.Minute) }},
 		{name: "Detach", method: "Renew", call: func(t *bench, l *hasp.Lease) { l.Detach(t.Context(), time.Minute) }},

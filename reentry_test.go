@@ -14,6 +14,8 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
+var shared = hasp.WithShared()
+
 // nested has a lease inside another lease of the same key.
 type nested struct {
 	f               *faulty
@@ -196,7 +198,7 @@ func TestDeadlineInsideManyLeases(t *testing.T) {
 func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 	apart := hasp.WithoutReentry()
 	withClient(t, nil, func(t *bench) {
-		for name, opts := range map[string]options{"exclusive": nil, "shared": {hasp.WithShared()}} {
+		for name, opts := range map[string]options{"exclusive": nil, "shared": {shared}} {
 			l := t.lock(name, opts...)
 			want(t, "TryLock", errOf(t.TryLock(l.Context(), name, apart)), hasp.ErrHeld)
 			unlock(t, l)
@@ -246,8 +248,8 @@ func TestWithoutReentryAHandOverWithinItsOwnContext(t *testing.T) {
 
 func TestSharedLeasesAreRenewedApart(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		short := t.lock("k", hasp.WithShared(), hasp.WithTTL(time.Second))
-		dead := t.lock("k", hasp.WithShared(), hasp.WithTTL(2*time.Second), hasp.WithoutRenewal())
+		short := t.lock("k", shared, hasp.WithTTL(time.Second))
+		dead := t.lock("k", shared, hasp.WithTTL(2*time.Second), hasp.WithoutRenewal())
 		time.Sleep(10 * time.Second)
 		want(t, "Unlock", dead.Unlock(t.Context()), hasp.ErrLost)
 		if st := await.Value(t.faulty.Inspect(t.Context(), "k")); len(st.Shared) != 1 || st.TTL > time.Second {
@@ -261,9 +263,9 @@ func TestSharedLeasesAreRenewedApart(t *testing.T) {
 // has no min hold.
 func TestReentryOfASharedLease(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		for name, opts := range map[string]options{"exclusive": nil, "shared": {hasp.WithShared()}} {
+		for name, opts := range map[string]options{"exclusive": nil, "shared": {shared}} {
 			outer := t.lock(name, opts...)
-			inner := t.lockIn(outer.Context(), name, hasp.WithShared())
+			inner := t.lockIn(outer.Context(), name, shared)
 			if opts != nil {
 				want(t, "an exclusive Lock inside", errOf(t.Lock(inner.Context(), name)), hasp.ErrInvalid)
 			}
@@ -271,7 +273,7 @@ func TestReentryOfASharedLease(t *testing.T) {
 			unlock(t, outer)
 		}
 		equal(t, "attempts", t.attempts(), 2)
-		want(t, "a min hold", t.lockErr("k", hasp.WithShared(), hasp.WithMinHold(1)), hasp.ErrInvalid)
+		want(t, "a min hold", t.lockErr("k", shared, hasp.WithMinHold(1)), hasp.ErrInvalid)
 	})
 }
 
@@ -291,7 +293,7 @@ func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 			}
 			return q.send()
 		}
-		reader := t.lock("k", hasp.WithShared())
+		reader := t.lock("k", shared)
 		time.AfterFunc(time.Second, func() { unlock(t, reader) })
 		unlock(t, t.lock("k"))
 		for i := 1; i < len(asked); i++ {

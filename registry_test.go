@@ -214,11 +214,11 @@ func TestBadArguments(t *testing.T) {
 			"no slots":                  {hasp.WithSlots(0)},
 			"a number of slots below 0": {hasp.WithSlots(-1)},
 			"101 slots":                 {hasp.WithSlots(101)},
-			"shared slots":              {hasp.WithShared(), hasp.WithSlots(2)},
+			"shared slots":              {shared, hasp.WithSlots(2)},
 		},
 		errors.ErrUnsupported: {
 			"no fence":         {hasp.WithFence()},
-			"no shared leases": {hasp.WithShared()},
+			"no shared leases": {shared},
 			"no min hold":      {hasp.WithMinHold(time.Minute)},
 		},
 	} {

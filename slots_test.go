@@ -35,7 +35,10 @@ func TestSlotsAreShared(t *testing.T) {
 	}
 }
 
-var twoSlots = hasp.WithSlots(2)
+var (
+	oneSlot  = hasp.WithSlots(1)
+	twoSlots = hasp.WithSlots(2)
+)
 
 // withSlots runs a test with a Client. Another Client of the same store has taken both of two
 // slots.
@@ -273,8 +276,8 @@ func TestSlotsThatDoNotAnswer(t *testing.T) {
 // queue.
 func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
 	c := opened(t, newShort(), &hasp.Options{TTL: maxTTL})
-	unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
-	want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(1), hasp.WithTTL(2*maxTTL))), hasp.ErrInvalid)
+	unlock(t, lockNow(t, c, "k", oneSlot))
+	want(t, "Lock", errOf(c.Lock(t.Context(), "k", oneSlot, hasp.WithTTL(2*maxTTL))), hasp.ErrInvalid)
 }
 
 func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
@@ -282,7 +285,7 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		d := hooked{traits: memlock.NewDriver().Traits()}.over(new(memlock.Store))
 		c := opened(t, d, nil)
-		l := lockNow(t, c, "k", hasp.WithSlots(1))
+		l := lockNow(t, c, "k", oneSlot)
 		synctest.Wait() // the queue is unlocked in the background
 		d.acquire = func(q *call) error {
 			if q.Key == "k#queue" {
@@ -290,7 +293,7 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 			}
 			return q.send()
 		}
-		wantOnly(t, "Lock", errOf(c.Lock(ctx, "k", hasp.WithSlots(1))), context.Canceled, hasp.ErrHeld)
+		wantOnly(t, "Lock", errOf(c.Lock(ctx, "k", oneSlot)), context.Canceled, hasp.ErrHeld)
 		unlock(t, l)
 	})
 }
@@ -314,9 +317,7 @@ func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
 		before := t.attempts()
 		got := t.lockSoon(t.Context(), "k", hasp.WithSlots(100))
 		time.Sleep(20 * time.Second)
-		if n := t.attempts(); n-before > 4000 {
-			t.Errorf("%d calls in 20 s", n-before)
-		}
+		between(t, "calls in 20 s", t.attempts()-before, 20, 4000)
 		start = time.Now()
 		unlock(t, taken[0])
 		unlock(t, <-got)

@@ -116,18 +116,6 @@ func TestEveryFailureOfTheStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestEndOfTheContextBeforeTheStoreFailedIsNotUnavailable(t *testing.T) {
-	for _, ends := range everyEnd {
-		withEnds(t, ends, nil, func(t *bench) {
-			l := t.lock("held")
-			t.set(func(f *faulty) { f.acquire, f.renew = hung, untilEnd })
-			short := func() context.Context { return timeout(t, t.Context(), 50*time.Millisecond) }
-			wantOnly(t, "TryLock", errOf(t.TryLock(short(), "k")), context.DeadlineExceeded)
-			wantOnly(t, "Extend", l.Extend(short(), time.Minute), context.DeadlineExceeded)
-		})
-	}
-}
-
 // If the store failed before the context ended, the error says both, also to callers in line.
 func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 	for _, ends := range everyEnd {
@@ -262,7 +250,7 @@ func TestAnAttemptWithoutAnAnswerIsRepeated(t *testing.T) {
 		"WithMaxWait(0)":    {hasp.WithMaxWait(0)},
 		"WithMaxWait(2s)":   {hasp.WithMaxWait(2 * time.Second)},
 		"TryLock":           nil,
-		"TryLock of a slot": {hasp.WithSlots(1)},
+		"TryLock of a slot": {oneSlot},
 	} {
 		for _, ends := range everyEnd {
 			runEnds(t, fmt.Sprint(name, " ", ends), ends, nil, func(t *bench) {
