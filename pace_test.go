@@ -217,7 +217,7 @@ func TestAttemptsAtOneHold(t *testing.T) {
 		{name: "the pace", least: 900, most: 1600},
 		{name: "late answers", acquire: late, least: 600, most: 1250},
 		{name: "a writer beside readers", acquire: otherTerm, least: 900, most: 1600},
-		{name: "a reader beside a writer", acquire: otherTerm, opts: options{hasp.WithShared()}, least: 900, most: 1600},
+		{name: "a reader beside a writer", acquire: otherTerm, opts: options{shared}, least: 900, most: 1600},
 		// Each sleep is shortened by up to a half.
 		{name: "Backoff", backoff: func(int) time.Duration { return time.Second }, least: 70, most: 125},
 	} {
@@ -225,9 +225,7 @@ func TestAttemptsAtOneHold(t *testing.T) {
 			heldByAnother(t, t.faulty, time.Hour)
 			t.acquire = tc.acquire
 			want(t, "Lock", t.lockErr("k", append(tc.opts, hasp.WithMaxWait(time.Minute))...), hasp.ErrHeld)
-			if a := t.attempts(); a < tc.least || a > tc.most {
-				t.Errorf("%d attempts in a minute, want %d to %d", a, tc.least, tc.most)
-			}
+			between(t, "attempts in a minute", t.attempts(), tc.least, tc.most)
 		})
 	}
 }
@@ -340,13 +338,7 @@ func TestContendedKeysAreNotForgotten(t *testing.T) {
 func withTwoThatPoll(t *testing.T, f func(t *testing.T, a, b *hasp.Client)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := new(memlock.Store)
-		open := func() *hasp.Client {
-			return await.Value(hasp.New(faultyOver(store), nil))
-		}
-		a, b := open(), open()
-		defer a.Close()
-		defer b.Close()
-		f(t, a, b)
+		f(t, opened(t, faultyOver(store), nil), opened(t, faultyOver(store), nil))
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -28,28 +29,27 @@ func (c trap) Err() error { c.spring("Err"); return c.Context.Err() }
 
 // If code of the caller panics or ends the goroutine during Lock, Lock leaves nothing behind.
 func TestLockThatDoesNotReturn(t *testing.T) {
-	slots := hasp.WithSlots(1)
 	for _, tc := range []struct {
 		where string
 		taken bool // another Client holds the key
 		first bool // another caller of this Client is the head of the line
-		kept  bool // the call has a min hold
 		opts  []hasp.Option
+		more  []hasp.Option // only of the call
 	}{
 		{where: "requested"},
 		{where: "acquired"},
-		{where: "acquired", opts: options{hasp.WithShared()}},
-		{where: "acquired", kept: true},
-		{where: "acquired", opts: options{slots}},
+		{where: "acquired", opts: options{shared}},
+		{where: "acquired", more: options{hasp.WithMinHold(time.Hour)}},
+		{where: "acquired", opts: options{oneSlot}},
 		{where: "acquired", first: true},
 		{where: "Backoff", taken: true},
-		{where: "Backoff", taken: true, opts: options{hasp.WithShared()}},
+		{where: "Backoff", taken: true, opts: options{shared}},
 		{where: "Err", taken: true},
 		{where: "Done", taken: true},
 		{where: "Done", taken: true, first: true},
-		{where: "Done", taken: true, opts: options{slots}},
-		{where: "Err", taken: true, opts: options{slots}},
-		{where: "Backoff", taken: true, first: true, opts: options{slots}},
+		{where: "Done", taken: true, opts: options{oneSlot}},
+		{where: "Err", taken: true, opts: options{oneSlot}},
+		{where: "Backoff", taken: true, first: true, opts: options{oneSlot}},
 	} {
 		for _, ordered := range []bool{false, true} {
 			runBubble(t, fmt.Sprintf("%+v ordered=%t", tc, ordered), func(t *testing.T) {
@@ -61,11 +61,10 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 					}
 				}
 
-				store, f := new(memlock.Store), newFaulty()
-				f.Driver = store.Driver().(Driver)
-				var d backend.Driver = f
-				if ordered {
-					d = store.Driver()
+				store := new(memlock.Store)
+				d := store.Driver()
+				if !ordered {
+					d = faultyOver(store)
 				}
 				c := opened(t, d, &hasp.Options{
 					Observe: func(_ context.Context, e hasp.Event) { spring(string(e.Kind)) },
@@ -78,10 +77,9 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 					if tc.taken {
 						before = lockNow(t, other, "k", tc.opts...)
 					}
-					ahead := make(chan *hasp.Lease, 1)
+					var ahead <-chan *hasp.Lease
 					if tc.first {
-						go func() { ahead <- lockNow(t, c, "k", tc.opts...) }()
-						synctest.Wait()
+						ahead = lockSoon(t, c, t.Context(), "k", tc.opts...)
 					}
 
 					ended := make(chan struct{})
@@ -93,10 +91,7 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 						} else {
 							time.AfterFunc(time.Second, func() { armed.Store(true) }) // not the first Err, because Lock calls it before it has acquired anything
 						}
-						opts := tc.opts
-						if tc.kept {
-							opts = options{hasp.WithMinHold(time.Hour)}
-						}
+						opts := slices.Concat(tc.opts, tc.more)
 						if l, err := c.Lock(trap{t.Context(), spring}, "k", opts...); err == nil {
 							unlock(t, l) // with this driver, the code that panics was not called
 						}
@@ -150,23 +145,21 @@ func (c oddContext) Err() error {
 }
 
 // panicking is a driver whose calls run on the caller's goroutine. The method that armed names
-// panics once, after it has reached the store.
+// panics once.
 type panicking struct {
-	*faulty
+	*waiting
 	armed string
+	after int // how many calls do not panic
 }
 
 func (d *panicking) spring(method string) {
-	if d.armed == method {
+	if d.armed != method {
+		return
+	}
+	if d.after--; d.after < 0 {
 		d.armed = ""
 		panic("of a hook")
 	}
-}
-
-func (d *panicking) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	g, err := d.faulty.Acquire(ctx, c)
-	d.spring("Acquire")
-	return g, err
 }
 
 func (d *panicking) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
@@ -174,84 +167,69 @@ func (d *panicking) Renew(ctx context.Context, cs []backend.Claim, done func(int
 	d.faulty.Renew(ctx, cs, done)
 }
 
-func (d *panicking) Release(ctx context.Context, c backend.Claim) error {
-	d.spring("Release")
-	return d.faulty.Release(ctx, c)
-}
-
-func (d *panicking) Break(ctx context.Context, key string) error {
-	err := d.faulty.Break(ctx, key)
-	d.spring("Break")
-	return err
-}
-
-func (d *panicking) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
-	return func(yield func(backend.Entry, error) bool) { d.spring("List") }
+func (d *panicking) List(context.Context, string, time.Duration) iter.Seq2[backend.Entry, error] {
+	return func(func(backend.Entry, error) bool) { d.spring("List") }
 }
 
 // A call that does not return has an unknown outcome. The Client goes on as after a lost reply: it
 // renews a lease that is held, frees a key that is not, and has no call in flight.
 func TestDriverThatPanics(t *testing.T) {
-	ctx := context.Background()
-	var l *hasp.Lease
-	var x hasp.Handle
 	for _, tc := range []struct {
 		name, method string
-		before       func(c *hasp.Client)
-		call         func(c *hasp.Client)
-		held         bool // l is held afterwards
+		call         func(t *bench, l *hasp.Lease)
+		after        int  // see panicking
+		ended        bool // the lease of "k" has ended
 	}{
-		{name: "Lock", method: "Acquire", call: func(c *hasp.Client) { c.Lock(ctx, "k") }},
-		{name: "TryLock of a slot", method: "Acquire", call: func(c *hasp.Client) { c.TryLock(ctx, "k", hasp.WithSlots(1)) }},
-		{name: "Unlock", method: "Release", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(*hasp.Client) { l.Unlock(ctx) }},
-		{name: "Extend", method: "Renew", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(*hasp.Client) { l.Extend(ctx, time.Minute) }, held: true},
-		{name: "Detach", method: "Renew", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(*hasp.Client) { l.Detach(ctx, time.Minute) }, held: true},
-		{name: "Resume", method: "Renew", before: func(c *hasp.Client) {
-			l, _ = c.Lock(ctx, "k")
-			x, _ = l.Detach(ctx, time.Minute)
-		}, call: func(c *hasp.Client) {
-			defer func() { l, _ = c.Resume(ctx, x) }() // the handle can still be resumed
-			c.Resume(ctx, x)
-		}, held: true},
-		{name: "Break", method: "Break", before: func(c *hasp.Client) { l, _ = c.Lock(ctx, "k") }, call: func(c *hasp.Client) {
-			defer l.Unlock(ctx)
-			c.Break(ctx, "k")
-		}},
-		{name: "List", method: "List", call: func(c *hasp.Client) {
-			for range c.List(ctx, "") {
+		{name: "Lock", method: "Acquire", call: func(t *bench, _ *hasp.Lease) { t.lock("other") }},
+		{name: "TryLock of a slot", method: "Acquire", call: func(t *bench, _ *hasp.Lease) { t.tryErr("other", oneSlot) }},
+		{name: "Unlock", method: "Release", call: func(t *bench, l *hasp.Lease) { l.Unlock(t.Context()) }, ended: true},
+		{name: "Extend", method: "Renew", call: func(t *bench, l *hasp.Lease) { l.Extend(t.Context(), time.Minute) }},
+		{name: "Detach", method: "Renew", call: func(t *bench, l *hasp.Lease) { l.Detach(t.Context(), time.Minute) }},
+		{name: "Resume", method: "Renew", after: 1, call: func(t *bench, l *hasp.Lease) {
+			x := detachNow(t, l, time.Minute)
+			defer func() { unlock(t, t.resume(x)) }() // the handle can still be resumed
+			t.resume(x)
+		}, ended: true},
+		{name: "Break", method: "Break", call: func(t *bench, l *hasp.Lease) {
+			defer l.Unlock(t.Context())
+			t.Client.Break(t.Context(), "k")
+		}, ended: true},
+		{name: "List", method: "List", call: func(t *bench, _ *hasp.Lease) {
+			for range t.Client.List(t.Context(), "") {
 			}
 		}},
 	} {
 		runBubble(t, tc.name, func(t *testing.T) {
-			f := newFaulty()
-			f.ends = backend.CancelPrompt
-			d := &panicking{faulty: f}
-			c := await.Value(hasp.New(d, nil))
-			if tc.before != nil {
-				tc.before(c)
+			w := hooked{traits: inNoOrder}.over(new(memlock.Store))
+			d := &panicking{w, "", tc.after}
+			late := func(method string) hook {
+				return func(q *call) error {
+					defer d.spring(method)
+					return q.send()
+				}
 			}
+			w.acquire = late("Acquire")
+			w.inspect = late("Break")
+			w.release = func(q *call) error {
+				d.spring("Release")
+				return q.send()
+			}
+			b := &bench{t, w.faulty, opened(t, d, nil)}
+			l := b.lock("k")
 			d.armed = tc.method
-			func() {
-				defer func() {
-					if recover() == nil {
-						t.Fatal("no panic")
-					}
-				}()
-				tc.call(c)
-			}()
+			panics(t, tc.name, func() { tc.call(b, l) })
 
 			time.Sleep(3 * hasp.DefaultTTL)
-			if tc.held {
-				want(t, "the lease", l.Err(), nil)
+			if !tc.ended {
 				unlock(t, l)
 			}
-			b := &bench{t, f, c}
-			b.freed("not free", "k", "k#0")
+			b.freed("not free", "k", "other", "other#0")
 			unlock(t, b.lock("k"))
+			unlock(t, b.lock("other"))
 			synctest.Wait()
 			b.nothingLeft()
 			began := time.Now()
-			await.Must(t, c.Close())
+			await.Must(t, b.Client.Close())
 			within(t, "Close", began, 0)
 		})
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/hasplock/hasp/memlock"
 )
 
+var shared = hasp.WithShared()
+
 // nested has a lease inside another lease of the same key.
 type nested struct {
 	f               *faulty
@@ -40,41 +42,34 @@ func TestInnerContext(t *testing.T) {
 		}, hasp.ErrLost, hasp.ErrLost},
 		{"ends with its own Unlock", func(n nested) { n.inner.Unlock(context.Background()) }, hasp.ErrReleased, hasp.ErrReleased},
 	} {
-		for _, look := range []string{"by a child", "by a look"} {
-			runClient(t, tc.name+" "+look, nil, func(t *bench) {
-				ctx, cancel := context.WithCancelCause(t.Context())
-				defer cancel(nil)
-				outer := t.lockIn(ctx, "k")
-				other := t.lockIn(outer.Context(), "other")
-				between, cancelBetween := context.WithCancelCause(other.Context())
-				defer cancelBetween(nil)
-				inner := t.lockIn(between, "k")
-				child, stop := context.WithCancel(inner.Context())
-				defer stop()
+		runClient(t, tc.name, nil, func(t *bench) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			outer := t.lockIn(ctx, "k")
+			other := t.lockIn(outer.Context(), "other")
+			between, cancelBetween := context.WithCancelCause(other.Context())
+			defer cancelBetween(nil)
+			inner := t.lockIn(between, "k")
+			child, stop := context.WithCancel(inner.Context())
+			defer stop()
 
-				tc.end(nested{t.faulty, outer, inner, other, cancel, cancelBetween})
-				got := child
-				if look == "by a look" {
-					got = inner.Context()
-				} else {
-					synctest.Wait()
-				}
-				if got.Err() == nil || !errors.Is(context.Cause(got), tc.want) {
-					t.Errorf("got %v, cause %v, want cause %v", got.Err(), context.Cause(got), tc.want)
-				}
-				want(t, "Err, which is about the hold", inner.Err(), tc.err)
-				inner.Unlock(t.Context())
-				outer.Unlock(t.Context())
-			})
-		}
+			tc.end(nested{t.faulty, outer, inner, other, cancel, cancelBetween})
+			if child.Err() == nil {
+				t.Error("the context goes on")
+			}
+			want(t, "its cause", context.Cause(child), tc.want)
+			want(t, "Err, which is about the hold", inner.Err(), tc.err)
+			inner.Unlock(t.Context())
+			outer.Unlock(t.Context())
+		})
 	}
 }
 
 // However many leases are inside one another, the end of the outermost context costs each lease the
-// same. Other leases of the Client are renewed meanwhile.
-func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
+// same. Other leases of the Client are renewed meanwhile, and also if the methods of a caller's
+// context are slow or block.
+func TestContextsOfCallersDelayNoRenewal(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		other := t.lock("other")
 		base, cancel := context.WithCancel(t.Context())
 		ctx := base
 		var leases []*hasp.Lease
@@ -83,30 +78,22 @@ func TestDeepReentryIsCancelledAtOnce(t *testing.T) {
 			leases = append(leases, l)
 			ctx = l.Context()
 		}
-		cancel()
-		want(t, "the innermost context", ctx.Err(), context.Canceled) // must not take 2^200 steps
-		time.Sleep(10 * hasp.DefaultTTL)
-		want(t, "an unrelated lease", other.Err(), nil)
-		for _, l := range leases {
-			want(t, "a cancelled lease", l.Err(), hasp.ErrLost)
-		}
-		unlock(t, other)
-	})
-}
-
-// If the methods of a caller's context are slow or block, they delay no renewal of other leases.
-func TestSlowContextDelaysNoRenewal(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
 		var slow atomic.Bool
-		l := t.lockIn(trap{t.Context(), func(method string) {
+		blocked := t.lockIn(trap{t.Context(), func(method string) {
 			if method == "Err" && slow.Load() {
 				time.Sleep(time.Hour)
 			}
 		}}, "slow")
 		other := t.lock("other")
+
+		cancel()
+		want(t, "the innermost context", ctx.Err(), context.Canceled) // must not take 2^200 steps
 		slow.Store(true)
 		time.Sleep(10 * hasp.DefaultTTL)
-		unlock(t, l)
+		for _, l := range leases {
+			want(t, "a cancelled lease", l.Err(), hasp.ErrLost)
+		}
+		unlock(t, blocked)
 		unlock(t, other)
 	})
 }
@@ -127,20 +114,14 @@ func TestReentryOptions(t *testing.T) {
 		<-bounded.Context().Done()
 		equal(t, "the time of the inner lease", time.Since(start), 3*time.Second)
 		want(t, "Unlock of it", bounded.Unlock(t.Context()), hasp.ErrLost)
-		if outer.Err() != nil {
-			t.Fatal("the inner max hold ended the outer lease")
-		}
+		want(t, "the outer lease", outer.Err(), nil)
 
 		longer := t.lockIn(outer.Context(), "k", hasp.WithTTL(time.Minute))
 		synctest.Wait()
-		if left := time.Until(outer.Expires()); left < 59*time.Second {
-			t.Errorf("%v left, want the longer term to be asked for", left)
-		}
+		between(t, "the longer term, asked for at once", time.Until(outer.Expires()), 59*time.Second, time.Minute)
 		shorter := t.lockIn(outer.Context(), "k", hasp.WithTTL(time.Second))
 		time.Sleep(time.Hour)
-		if left := time.Until(outer.Expires()); left < 35*time.Second {
-			t.Errorf("%v left, want the longer term to go on", left)
-		}
+		between(t, "the longer term, which goes on", time.Until(outer.Expires()), 35*time.Second, time.Minute)
 		for _, l := range []*hasp.Lease{shorter, longer, outer} {
 			unlock(t, l)
 		}
@@ -150,9 +131,9 @@ func TestReentryOptions(t *testing.T) {
 	})
 }
 
-// If a caller joins the hold while its last renewal asks whether all contexts have ended, renewal
-// goes on.
-func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
+// If a caller joins the hold while its last renewal asks whether all contexts have ended, or after
+// that, renewal goes on.
+func TestReentryAtTheLastRenewal(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		term := hasp.WithTTL(300 * time.Millisecond)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -174,22 +155,26 @@ func TestReentryWhileTheLastRenewalAsks(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		inner := <-joined
 		want(t, "a lease whose context goes on", inner.Err(), nil)
+
+		ctx, cancel = context.WithCancel(t.Context())
+		live = context.WithoutCancel(t.lockIn(ctx, "later").Context())
+		cancel()
+		time.Sleep(45 * time.Second) // after the last renewal, before the end of its term
+		inner = t.lockIn(live, "later")
+		time.Sleep(3 * hasp.DefaultTTL)
+		want(t, "a lease that came later", inner.Err(), nil)
 	})
 }
 
 // Re-entry asks for a longer term while a renewal for the shorter one is in flight.
 func TestLongerTermDuringARenewal(t *testing.T) {
 	withClient(t, &hasp.Options{TTL: 3 * time.Second}, func(t *bench) {
-		t.renew = slow(100 * time.Millisecond)
+		t.renew = slow(200 * time.Millisecond)
 		l := t.lock("k")
-		for renews := t.renewals(); renews == 0; renews = t.renewals() {
-			time.Sleep(time.Millisecond)
-		}
+		time.Sleep(time.Second + 50*time.Millisecond) // a renewal is in flight
 		inner := t.lockIn(l.Context(), "k", hasp.WithTTL(time.Hour))
-		time.Sleep(300 * time.Millisecond)
-		if left := time.Until(inner.Expires()); left < 50*time.Minute {
-			t.Errorf("the term is %v", left)
-		}
+		time.Sleep(500 * time.Millisecond)
+		between(t, "the term", time.Until(inner.Expires()), 50*time.Minute, time.Hour)
 		unlock(t, inner)
 		unlock(t, l)
 	})
@@ -211,38 +196,32 @@ func TestDeadlineInsideManyLeases(t *testing.T) {
 }
 
 func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
+	apart := hasp.WithoutReentry()
 	withClient(t, nil, func(t *bench) {
+		for name, opts := range map[string]options{"exclusive": nil, "shared": {shared}} {
+			l := t.lock(name, opts...)
+			want(t, "TryLock", errOf(t.TryLock(l.Context(), name, apart)), hasp.ErrHeld)
+			unlock(t, l)
+		}
+
 		outer := t.lock("k")
-		want(t, "TryLock", errOf(t.TryLock(outer.Context(), "k", hasp.WithoutReentry())), hasp.ErrHeld)
-		want(t, "WithMaxWait", errOf(t.Lock(outer.Context(), "k", hasp.WithoutReentry(), hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
+		want(t, "WithMaxWait", errOf(t.Lock(outer.Context(), "k", apart, hasp.WithMaxWait(time.Second))), hasp.ErrHeld)
 		ctx := timeout(t, outer.Context(), time.Hour)
 		start := time.Now()
-		err := errOf(t.Lock(ctx, "k", hasp.WithoutReentry()))
-		want(t, "Lock", err, context.DeadlineExceeded)
-		want(t, "Lock", err, hasp.ErrHeld)
-		if waited := time.Since(start); waited < time.Hour || waited > time.Hour+time.Second {
-			t.Errorf("waited %v", waited)
-		}
-		inner := t.lockIn(outer.Context(), "k") // without the option, Lock re-enters
-		unlock(t, inner)
+		wantOnly(t, "Lock", errOf(t.Lock(ctx, "k", apart)), context.DeadlineExceeded, hasp.ErrHeld)
+		between(t, "the wait", time.Since(start), time.Hour, time.Hour+time.Second)
+		unlock(t, t.lockIn(outer.Context(), "k")) // without the option, Lock re-enters
 		unlock(t, outer)
 		t.freed("the key is still held", "k")
 
-		reader := t.lock("shared", hasp.WithShared())
-		want(t, "beside a shared lease", errOf(t.TryLock(reader.Context(), "shared", hasp.WithoutReentry())), hasp.ErrHeld)
-		unlock(t, reader)
-	})
-}
-
-// The context of the new lease ends with the lease around it. A Lock inside re-enters either lease.
-func TestWithoutReentryTheLeaseIsNestedAllTheSame(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
-		outer := t.lock("other")
-		l := t.lockIn(outer.Context(), "k", hasp.WithoutReentry())
+		// The context of the new lease ends with the lease around it. A Lock inside re-enters either.
+		outer = t.lock("other")
+		l := t.lockIn(outer.Context(), "k", apart)
+		before := t.attempts()
 		for _, key := range []string{"other", "k"} {
 			unlock(t, t.lockIn(l.Context(), key, hasp.WithMaxWait(0)))
 		}
-		equal(t, "attempts", t.attempts(), 2)
+		equal(t, "attempts of a re-entry", t.attempts(), before)
 		unlock(t, outer)
 		want(t, "cause", context.Cause(l.Context()), hasp.ErrReleased)
 		want(t, "Err", l.Err(), nil)
@@ -255,20 +234,11 @@ func TestWithoutReentryAHandOverWithinItsOwnContext(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		for range 50 {
 			outer := t.lock("k")
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				l, err := t.Lock(outer.Context(), "k", hasp.WithoutReentry())
-				if err != nil {
-					want(t, "Lock", err, hasp.ErrReleased)
-					return
-				}
-				want(t, "cause", context.Cause(l.Context()), hasp.ErrReleased)
-				unlock(t, l)
-			}()
-			synctest.Wait()
+			next := t.lockLater(outer.Context(), hasp.WithoutReentry())
 			unlock(t, outer)
-			<-done
+			if err := <-next; err != nil {
+				want(t, "Lock", err, hasp.ErrReleased)
+			}
 			synctest.Wait()
 			t.freed("the key is still held", "k")
 		}
@@ -278,33 +248,24 @@ func TestWithoutReentryAHandOverWithinItsOwnContext(t *testing.T) {
 
 func TestSharedLeasesAreRenewedApart(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		short := t.lock("k", hasp.WithShared(), hasp.WithTTL(time.Second))
-		dead := t.lock("k", hasp.WithShared(), hasp.WithTTL(2*time.Second), hasp.WithoutRenewal())
+		short := t.lock("k", shared, hasp.WithTTL(time.Second))
+		dead := t.lock("k", shared, hasp.WithTTL(2*time.Second), hasp.WithoutRenewal())
 		time.Sleep(10 * time.Second)
-		want(t, "the renewed lease", short.Err(), nil)
-		want(t, "the other one", dead.Err(), hasp.ErrLost)
-		if st, _ := t.faulty.Inspect(t.Context(), "k"); len(st.Shared) != 1 || st.TTL > time.Second {
+		want(t, "Unlock", dead.Unlock(t.Context()), hasp.ErrLost)
+		if st := await.Value(t.faulty.Inspect(t.Context(), "k")); len(st.Shared) != 1 || st.TTL > time.Second {
 			t.Errorf("status %+v", st)
 		}
 		unlock(t, short)
-		want(t, "Unlock", dead.Unlock(t.Context()), hasp.ErrLost)
 	})
 }
 
-func TestSharedWithOtherOptions(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
-		for name, o := range map[string]hasp.Option{"min hold": hasp.WithMinHold(time.Second), "slots": hasp.WithSlots(2)} {
-			want(t, name, t.lockErr("k", hasp.WithShared(), o), hasp.ErrInvalid)
-		}
-	})
-}
-
-// Callers WithShared re-enter a lease of either kind. A shared lease cannot become exclusive.
+// Callers WithShared re-enter a lease of either kind. A shared lease cannot become exclusive, and
+// has no min hold.
 func TestReentryOfASharedLease(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		for name, opts := range map[string]options{"exclusive": nil, "shared": {hasp.WithShared()}} {
+		for name, opts := range map[string]options{"exclusive": nil, "shared": {shared}} {
 			outer := t.lock(name, opts...)
-			inner := t.lockIn(outer.Context(), name, hasp.WithShared())
+			inner := t.lockIn(outer.Context(), name, shared)
 			if opts != nil {
 				want(t, "an exclusive Lock inside", errOf(t.Lock(inner.Context(), name)), hasp.ErrInvalid)
 			}
@@ -312,6 +273,7 @@ func TestReentryOfASharedLease(t *testing.T) {
 			unlock(t, outer)
 		}
 		equal(t, "attempts", t.attempts(), 2)
+		want(t, "a min hold", t.lockErr("k", shared, hasp.WithMinHold(1)), hasp.ErrInvalid)
 	})
 }
 
@@ -331,7 +293,7 @@ func TestExclusiveCallerAsksAgainSoon(t *testing.T) {
 			}
 			return q.send()
 		}
-		reader := t.lock("k", hasp.WithShared())
+		reader := t.lock("k", shared)
 		time.AfterFunc(time.Second, func() { unlock(t, reader) })
 		unlock(t, t.lock("k"))
 		for i := 1; i < len(asked); i++ {
@@ -361,7 +323,7 @@ func TestLongerTermEndsWithItsLease(t *testing.T) {
 		runClient(t, name, nil, func(t *bench) {
 			l := t.lock("k", hasp.WithTTL(time.Second))
 			end(t.lockIn(l.Context(), "k", hasp.WithTTL(time.Hour), hasp.WithMaxHold(time.Minute)))
-			time.Sleep(3 * time.Hour)
+			time.Sleep(62 * time.Minute)
 			if s := await.Value(t.faulty.Inspect(t.Context(), "k")); s.TTL > time.Second {
 				t.Errorf("the key of a lease with a term of a second stays locked for %v", s.TTL)
 			}

@@ -35,17 +35,27 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-// short is a strategy that grants no term above 5 s.
+// maxTTL is the longest term that the strategy short grants.
+const maxTTL = 3 * time.Second
+
+// short is a driver that grants no term above maxTTL.
 type short struct{ Driver }
 
+func newShort() short { return short{memlock.NewDriver().(Driver)} }
+
 func (short) Traits() backend.Traits {
-	return backend.Traits{MaxTTL: 5 * time.Second, Reach: backend.Process}
+	return backend.Traits{MaxTTL: maxTTL, Reach: backend.Process}
+}
+
+func (d short) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	if c.TTL > maxTTL {
+		return backend.Grant{}, backend.ErrInvalid
+	}
+	return d.Driver.Acquire(ctx, c)
 }
 
 func init() {
-	hasp.Register("short", func(context.Context, hasp.Config) (backend.Driver, error) {
-		return short{memlock.NewDriver().(Driver)}, nil
-	})
+	hasp.Register("short", func(context.Context, hasp.Config) (backend.Driver, error) { return newShort(), nil })
 }
 
 func TestOpenRefusesWhatIsWrong(t *testing.T) {
@@ -62,8 +72,8 @@ func TestOpenRefusesWhatIsWrong(t *testing.T) {
 		"memlock?x=://":                         "want the name of a strategy first",
 		"redis://u:hunter2@a":                   "redis is a transport, which follows the strategy, as in spinlock+redis://… (fairlock, pubsublock, redlock and spinlock take one)",
 		"unix:///run/redis.sock":                "as in spinlock+unix://…",
-		"short://?ttl=5s1ms":                    "ttl 5.001s is above 5s, the longest term that this store grants",
-		"short://":                              "ttl 30s is above 5s",
+		"short://?ttl=3s1ms":                    "ttl 3.001s is above 3s, the longest term that this store grants",
+		"short://":                              "ttl 30s is above 3s",
 		"postgres://u:hunter2@a/db":             "put pglock before it, as in pglock+postgres://…",
 		"etcds://a":                             "put etcdlock before it, as in etcdlock+etcds://…",
 		"caslock://":                            "name the store: kube, mysql, nats, s3 or sqlite",
@@ -183,7 +193,7 @@ func TestNewRefusesWhatItCannotUse(t *testing.T) {
 		"negative timeout":    {Timeout: -1},
 		"more than the store": {TTL: 6 * time.Second},
 	} {
-		d := short{memlock.NewDriver().(Driver)}
+		d := newShort()
 		want(t, what, errOf(hasp.New(d, &o)), hasp.ErrInvalid)
 		if _, err := d.Acquire(t.Context(), backend.Claim{Key: "k", Token: "t", TTL: time.Second}); err == nil {
 			t.Errorf("%s: the driver is open", what)
@@ -204,10 +214,11 @@ func TestBadArguments(t *testing.T) {
 			"no slots":                  {hasp.WithSlots(0)},
 			"a number of slots below 0": {hasp.WithSlots(-1)},
 			"101 slots":                 {hasp.WithSlots(101)},
+			"shared slots":              {shared, hasp.WithSlots(2)},
 		},
 		errors.ErrUnsupported: {
 			"no fence":         {hasp.WithFence()},
-			"no shared leases": {hasp.WithShared()},
+			"no shared leases": {shared},
 			"no min hold":      {hasp.WithMinHold(time.Minute)},
 		},
 	} {

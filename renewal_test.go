@@ -2,11 +2,9 @@ package hasp_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -20,39 +18,27 @@ import (
 
 func TestRenewalStartsAtAThirdOfTheTerm(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		start := time.Now()
+		last := time.Now()
 		l := t.lock("k")
 		time.Sleep(10 * hasp.DefaultTTL)
 		unlock(t, l)
-		var last time.Duration
 		t.Client.Close()
+		const most = hasp.DefaultTTL / 3
 		for _, at := range t.renewed {
-			since := at.Sub(start) - last
-			if most := hasp.DefaultTTL / 3; since > most || since < most*4/5 {
-				t.Errorf("a renewal came %v after the one before, want a bit less than %v", since, most)
-			}
-			last = at.Sub(start)
+			between(t, "the time from one renewal to the next", at.Sub(last), most*4/5, most)
+			last = at
 		}
-		if n := len(t.renewed); n < 30 || n > 38 {
-			t.Errorf("%d renewals in ten terms, want about 32", n)
-		}
+		between(t, "renewals in ten terms", len(t.renewed), 30, 38)
 	})
 }
 
 func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		var mu sync.Mutex
-		running, most := 0, 0
+		var running, most atomic.Int32
 		t.renew = func(q *call) error {
-			mu.Lock()
-			running++
-			most = max(most, running)
-			mu.Unlock()
-			<-q.ctx.Done()
-			mu.Lock()
-			running--
-			mu.Unlock()
-			return q.ctx.Err()
+			most.Store(max(most.Load(), running.Add(1)))
+			defer running.Add(-1)
+			return untilEnd(q)
 		}
 		l := t.lock("k")
 		for range 5 {
@@ -60,7 +46,7 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 		}
 		<-l.Context().Done()
 		t.Client.Close()
-		equal(t, "renewals under way at once", most, 1)
+		equal(t, "renewals under way at once", most.Load(), 1)
 		if renews := t.renewals(); renews < 8 {
 			t.Errorf("%d tries until the deadline, want one after another", renews)
 		}
@@ -69,7 +55,10 @@ func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
 
 func TestTheSecondTryLastsTwiceAsLong(t *testing.T) {
 	const short, long, timeout = 100 * time.Millisecond, 200 * time.Millisecond, 3 * time.Second
-	for ttl, want := range map[time.Duration][]time.Duration{time.Second: {short, long, short, short}, time.Minute: {timeout, timeout, timeout}} {
+	for ttl, want := range map[time.Duration][]time.Duration{
+		time.Second: {short, long, short, short},
+		time.Minute: {timeout, timeout, timeout},
+	} {
 		withClient(t, &hasp.Options{TTL: ttl, Timeout: timeout}, func(t *bench) {
 			var took []time.Duration
 			t.renew = func(q *call) error {
@@ -87,6 +76,7 @@ func TestTheSecondTryLastsTwiceAsLong(t *testing.T) {
 	}
 }
 
+// A store may grant Extend a shorter term than it asks for, as an etcd without space does.
 func TestExtendWithoutRenewal(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		start := time.Now()
@@ -95,24 +85,17 @@ func TestExtendWithoutRenewal(t *testing.T) {
 		want(t, "Extend", l.Extend(t.Context(), time.Hour), nil)
 		want(t, "Extend", l.Extend(t.Context(), time.Second), nil)
 		<-l.Context().Done()
-		if held := time.Since(start); held < time.Hour || held > time.Hour+time.Second {
-			t.Errorf("lasted %v, want an hour", held)
-		}
+		between(t, "the time of the lease", time.Since(start), time.Hour, time.Hour+time.Second)
 		want(t, "Extend after", l.Extend(t.Context(), time.Hour), hasp.ErrLost)
 		equal(t, "renewals, all by Extend", t.renewals(), 2)
-	})
-}
 
-// A store may grant Extend a shorter term than it asks for, as an etcd without space does.
-func TestExtendByLessThanWasAskedFor(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
 		t.renew = func(q *call) error {
 			err := q.send()
 			q.got.Until = time.Now().Add(time.Minute)
 			return err
 		}
-		l := t.lock("k", hasp.WithoutRenewal())
-		want(t, "Extend by an hour", l.Extend(t.Context(), time.Hour), hasp.ErrUnavailable)
+		l = t.lock("k", hasp.WithoutRenewal())
+		want(t, "Extend by more than is granted", l.Extend(t.Context(), time.Hour), hasp.ErrUnavailable)
 		equal(t, "the rest of the term, as granted", time.Until(l.Expires()), time.Minute)
 		want(t, "Extend by what is granted", l.Extend(t.Context(), time.Minute), nil)
 		unlock(t, l)
@@ -125,14 +108,10 @@ func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
 		l := t.lock("k")
 		ctx := timeout(t, t.Context(), 100*time.Millisecond)
 		start := time.Now()
-		err := l.Extend(ctx, time.Hour)
-		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 150*time.Millisecond {
-			t.Errorf("got %v after %v", err, time.Since(start))
-		}
+		wantOnly(t, "Extend", l.Extend(ctx, time.Hour), context.DeadlineExceeded)
+		within(t, "Extend", start, 150*time.Millisecond)
 		time.Sleep(2 * time.Second)
-		if left := time.Until(l.Expires()); left < 59*time.Minute {
-			t.Errorf("the answer that came after the caller had left was not heard: %v left", left)
-		}
+		between(t, "the term after a late answer", time.Until(l.Expires()), 59*time.Minute, time.Hour)
 		unlock(t, l)
 	})
 }
@@ -152,9 +131,8 @@ func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
 		}
 		time.Sleep(10 * hasp.DefaultTTL)
 		synctest.Wait()
-		if last := slices.MaxFunc(t.renewed, time.Time.Compare); last.After(ended.Add(hasp.DefaultTTL)) || last.Before(ended) {
-			t.Errorf("last renewal %v after the end of Lock's context, want at most a term", last.Sub(ended))
-		}
+		last := slices.MaxFunc(t.renewed, time.Time.Compare)
+		between(t, "the time of the last renewal, from the end of Lock's context", last.Sub(ended), 0, hasp.DefaultTTL)
 		want(t, "Err", l.Err(), hasp.ErrLost)
 		t.freed("the key was not freed by its term", "k")
 	})
@@ -277,23 +255,19 @@ func TestFailedRenewalsAreSpaced(t *testing.T) {
 			return errNet
 		})
 		<-l.Context().Done()
-		if n := t.renewals(); n < 10 || n > 60 {
-			t.Errorf("%d renewals in two thirds of %v", n, backend.MinTTL)
-		}
+		between(t, "renewals in two thirds of a short term", t.renewals(), 10, 60)
 	})
 }
 
 func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s seen
-		c := opened(t, short{memlock.NewDriver().(Driver)}, &hasp.Options{TTL: 5 * time.Second, Observe: s.observe})
+		c := opened(t, newShort(), &hasp.Options{TTL: maxTTL, Observe: s.observe})
 		l := lockNow(t, c, "k")
-		want(t, "Extend", l.Extend(t.Context(), 6*time.Second), hasp.ErrInvalid)
-		want(t, "re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithTTL(6*time.Second))), hasp.ErrInvalid)
+		want(t, "Extend", l.Extend(t.Context(), 2*maxTTL), hasp.ErrInvalid)
+		want(t, "re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithTTL(2*maxTTL))), hasp.ErrInvalid)
 		synctest.Wait()
-		if failed := s.of(hasp.EventRenewFailed); len(failed) > 0 {
-			t.Errorf("renewals failed: %+v", failed)
-		}
+		equal(t, "failed renewals", len(s.of(hasp.EventRenewFailed)), 0)
 		unlock(t, l)
 	})
 }
@@ -324,26 +298,21 @@ func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 
 // A Waiter grants much less than the term, and the first renewal of the hold fails.
 func TestRenewalOfAShortHandOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFaulty()
-		c := opened(t, handsOver{f}, &hasp.Options{TTL: 5 * time.Minute})
-		f.acquire = failing(hasp.ErrHeld) // so that the caller waits
-		f.renew = func(q *call) error {
-			f.set(up)
+	short := hooked{traits: inNoOrder, wait: func(q *call) error {
+		err := q.send()
+		q.got.Until = time.Now().Add(5 * time.Second)
+		return err
+	}}
+	withRival(t, short, func(t *bench, rival *hasp.Lease) {
+		t.onRenew(func(q *call) error {
+			t.set(up)
 			return errNet
-		}
-		l := lockNow(t, c, "k")
+		})
+		next := t.lockSoon(t.Context(), "k", hasp.WithTTL(5*time.Minute))
+		unlock(t, rival)
+		l := <-next
 		time.Sleep(10 * time.Second)
 		want(t, "after a renewal that failed once", l.Err(), nil)
 		unlock(t, l)
 	})
-}
-
-// handsOver grants five seconds of the term that a Wait asks for.
-type handsOver struct{ *faulty }
-
-func (d handsOver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	g, err := d.Driver.Acquire(ctx, c)
-	g.Until = time.Now().Add(5 * time.Second)
-	return g, err
 }

@@ -2,10 +2,8 @@ package hasp_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -37,49 +35,49 @@ func TestSlotsAreShared(t *testing.T) {
 	}
 }
 
+var (
+	oneSlot  = hasp.WithSlots(1)
+	twoSlots = hasp.WithSlots(2)
+)
+
 // withSlots runs a test with a Client. Another Client of the same store has taken both of two
 // slots.
 func withSlots(t *testing.T, o *hasp.Options, run func(t *bench, taken []*hasp.Lease), opts ...hasp.Option) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		store := new(memlock.Store)
-		holder := opened(t, faultyOver(store), nil)
+	withTwo(t, o, func(t *bench, holder *hasp.Client) {
 		var taken []*hasp.Lease
 		for range 2 {
-			taken = append(taken, lockNow(t, holder, "k", append(opts, hasp.WithSlots(2))...))
+			taken = append(taken, lockNow(t, holder, "k", append(opts, twoSlots)...))
 		}
 		equal(t, "the sum of the slots", taken[0].Slot()+taken[1].Slot(), 1)
-
-		f := faultyOver(store)
-		c := await.Value(hasp.New(f, o))
-		b := &bench{t, f, c}
 		defer time.Sleep(2 * time.Hour) // until calls that hang have ended
 		defer func() {
 			for _, l := range taken {
 				l.Unlock(context.Background())
 			}
-			c.Close()
-			b.nothingLeft()
+			t.Client.Close()
+			t.nothingLeft()
 			synctest.Wait() // because the holder unlocks the queue in the background
-			st, err := holder.Inspect(t.Context(), "k#queue")
-			await.Must(t, err)
-			equal(t, "the queue is still held", st.Held, false)
+			equal(t, "the queue is still held", await.Value(holder.Inspect(t.Context(), "k#queue")).Held, false)
 		}()
-		run(b, taken)
+		run(t, taken)
 	})
 }
 
 // If another Client frees a slot, a waiting caller gets it within 100 ms. If its own Client frees a
-// slot, the caller gets it immediately.
+// slot, the caller gets it immediately. While a caller waits, a TryLock of its Client gets none.
 func TestFreedSlotIsTaken(t *testing.T) {
 	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		got := make(chan *hasp.Lease)
 		for range 2 {
-			go func() { got <- t.lock("k", hasp.WithSlots(2)) }()
+			go func() { got <- t.lock("k", twoSlots) }()
 		}
 		time.Sleep(3 * time.Second)
 		began := time.Now()
 		unlock(t, taken[1])
+		before := t.attempts()
+		want(t, "TryLock", t.tryErr("k", twoSlots), hasp.ErrHeld)
+		equal(t, "attempts before and after the TryLock", t.attempts(), before)
 		l := <-got
 		within(t, "a slot of another Client", began, 100*time.Millisecond)
 		if l.Slot() != taken[1].Slot() || l.Key() != "k" {
@@ -92,13 +90,15 @@ func TestFreedSlotIsTaken(t *testing.T) {
 		l = <-got
 		within(t, "a slot of this Client", began, time.Millisecond)
 		unlock(t, l)
+		synctest.Wait() // the queue is unlocked in the background
+		unlock(t, t.lock("k", twoSlots, hasp.WithMaxWait(0)))
 	})
 }
 
 func TestSlotOfADeadHolder(t *testing.T) {
 	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		began := time.Now()
-		l := t.lock("k", hasp.WithSlots(2), hasp.WithFence())
+		l := t.lock("k", twoSlots, hasp.WithFence())
 		within(t, "a slot whose holder does not renew", began, 2*time.Second+10*time.Millisecond)
 		for _, dead := range taken {
 			if dead.Slot() == l.Slot() && l.Fence() <= dead.Fence() {
@@ -111,18 +111,15 @@ func TestSlotOfADeadHolder(t *testing.T) {
 
 func TestTryLockLooksAtEachSlotOnce(t *testing.T) {
 	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
-		for range 3 {
-			_, err := t.TryLock(t.Context(), "k", hasp.WithSlots(2))
-			want(t, "full", err, hasp.ErrHeld)
-			var held *backend.HeldError
-			if !errors.As(err, &held) || held.RetryAfter <= 0 {
-				t.Errorf("no RetryAfter in %v", err)
-			}
+		want(t, "Extend", taken[1].Extend(t.Context(), time.Hour), nil)
+		for range 20 { // each begins at one of the slots, at random
+			rest := refusal(t, t.tryErr("k", twoSlots)).RetryAfter
+			between(t, "the first end of a slot", rest, 1, hasp.DefaultTTL)
 		}
-		want(t, "WithMaxWait(0)", t.lockErr("k", hasp.WithSlots(2), hasp.WithMaxWait(0)), hasp.ErrHeld)
-		equal(t, "attempts", t.attempts(), 8)
+		want(t, "WithMaxWait(0)", t.lockErr("k", twoSlots, hasp.WithMaxWait(0)), hasp.ErrHeld)
+		equal(t, "attempts", t.attempts(), 42)
 		unlock(t, taken[0])
-		l := t.lock("k", hasp.WithSlots(2), hasp.WithMaxWait(0))
+		l := t.lock("k", twoSlots, hasp.WithMaxWait(0))
 		equal(t, "slot", l.Slot(), taken[0].Slot())
 		unlock(t, l)
 	})
@@ -131,22 +128,18 @@ func TestTryLockLooksAtEachSlotOnce(t *testing.T) {
 func TestWaitForASlotEnds(t *testing.T) {
 	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
 		// Two callers each time: one looks for a slot, and the other waits in the queue.
-		both := func(ctx context.Context, opts ...hasp.Option) (errs [2]error) {
-			var wg sync.WaitGroup
-			for i := range errs {
-				wg.Go(func() { errs[i] = errOf(t.Lock(ctx, "k", append(opts, hasp.WithSlots(2))...)) })
-			}
-			wg.Wait()
-			return errs
+		both := func(ctx context.Context, opts ...hasp.Option) []error {
+			first := t.lockLater(ctx, append(opts, twoSlots)...)
+			second := t.lockLater(ctx, append(opts, twoSlots)...)
+			return []error{<-first, <-second}
 		}
 		began := time.Now()
 		for _, err := range both(t.Context(), hasp.WithMaxWait(time.Second)) {
-			want(t, "max wait", err, hasp.ErrHeld)
+			wantOnly(t, "max wait", err, hasp.ErrHeld)
 		}
 		ctx := timeout(t, t.Context(), time.Second)
 		for _, err := range both(ctx) {
-			want(t, "deadline", err, hasp.ErrHeld)
-			want(t, "deadline", err, context.DeadlineExceeded)
+			wantOnly(t, "deadline", err, hasp.ErrHeld, context.DeadlineExceeded)
 		}
 		within(t, "two waits of a second", began, 2*time.Second+50*time.Millisecond)
 		time.AfterFunc(time.Second, func() { t.Client.Close() })
@@ -162,17 +155,17 @@ func TestLookForASlotInAnOutage(t *testing.T) {
 		time.AfterFunc(time.Second, func() { t.set(down) })
 		time.AfterFunc(1500*time.Millisecond, func() { t.set(up) })
 		time.AfterFunc(2*time.Second, func() { taken[0].Unlock(t.Context()) })
-		l := t.lock("k", hasp.WithSlots(2))
+		l := t.lock("k", twoSlots)
 		time.AfterFunc(time.Second, func() { t.set(down) })
 		began := time.Now()
-		wantOutage(t, "Lock", t.lockErr("k", hasp.WithSlots(2)), errNet)
+		wantOutage(t, "Lock", t.lockErr("k", twoSlots), errNet)
 		within(t, "an outage", began, 3*time.Second)
 		t.set(up)
 
 		// The context ends during an outage. An answer from before does not hide the outage.
 		ctx := timeout(t, t.Context(), 2*time.Second)
 		time.AfterFunc(1500*time.Millisecond, func() { t.set(down) })
-		wantOutage(t, "Lock", errOf(t.Lock(ctx, "k", hasp.WithSlots(2))), errNet, context.DeadlineExceeded)
+		wantOutage(t, "Lock", errOf(t.Lock(ctx, "k", twoSlots)), errNet, context.DeadlineExceeded)
 		t.set(up)
 		unlock(t, l)
 		time.Sleep(10 * time.Second) // until clean-up has ended
@@ -183,7 +176,7 @@ func TestReentryOfASlot(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		t.lock("k", hasp.WithSlots(3))
 		outer := t.lock("k", hasp.WithSlots(3))
-		inner := t.lockIn(outer.Context(), "k", hasp.WithSlots(2))
+		inner := t.lockIn(outer.Context(), "k", twoSlots)
 		if inner.Slot() != outer.Slot() || inner.Key() != "k" {
 			t.Errorf("slot %d of %q in slot %d", inner.Slot(), inner.Key(), outer.Slot())
 		}
@@ -212,8 +205,8 @@ func TestReentryOfASlot(t *testing.T) {
 func TestEventsOfSlots(t *testing.T) {
 	var s seen
 	withSlots(t, &hasp.Options{Observe: s.observe}, func(t *bench, taken []*hasp.Lease) {
-		got := t.lockSoon(t.Context(), "k", hasp.WithSlots(2))
-		want(t, "refused", t.lockErr("k", hasp.WithSlots(2), hasp.WithMaxWait(time.Second)), hasp.ErrHeld)
+		got := t.lockSoon(t.Context(), "k", twoSlots)
+		want(t, "refused", t.lockErr("k", twoSlots, hasp.WithMaxWait(time.Second)), hasp.ErrHeld)
 		await.Must(t, t.Client.Break(t.Context(), "k#queue"))
 		time.Sleep(5 * time.Second)
 		unlock(t, taken[0])
@@ -241,9 +234,9 @@ func TestSlotThatDoesNotAnswer(t *testing.T) {
 			}
 			return q.send()
 		})
-		want(t, "TryLock", t.tryErr("k", hasp.WithSlots(2)), hasp.ErrUnavailable)
+		want(t, "TryLock", t.tryErr("k", twoSlots), hasp.ErrUnavailable)
 		time.AfterFunc(10*time.Second, func() { taken[0].Unlock(t.Context()) }) // after more than Timeout
-		l := t.lock("k", hasp.WithSlots(2))
+		l := t.lock("k", twoSlots)
 		equal(t, "slot", l.Slot(), taken[0].Slot())
 		unlock(t, l)
 		t.set(up)
@@ -279,45 +272,20 @@ func TestSlotsThatDoNotAnswer(t *testing.T) {
 	})
 }
 
-func TestTryLockTellsTheFirstEndOfASlot(t *testing.T) {
-	withTwo(t, nil, func(t *bench, mine *hasp.Client) {
-		a := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Minute))
-		b := lockNow(t, mine, "k", hasp.WithSlots(2), hasp.WithTTL(time.Hour))
-		for range 20 {
-			_, err := t.TryLock(t.Context(), "k", hasp.WithSlots(2))
-			var held *backend.HeldError
-			if !errors.As(err, &held) || held.RetryAfter > time.Minute {
-				t.Errorf("got %v %+v", err, held)
-			}
-		}
-		unlock(t, a)
-		unlock(t, b)
-	})
-}
-
 // If a store grants only short terms, a Lock with slots asks for no longer term, not even for the
 // queue.
 func TestSlotsOfAStoreWithShortTerms(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := &hooked{Driver: memlock.NewDriver().(Driver), traits: backend.Traits{Reach: backend.Network, MaxTTL: time.Second}}
-		d.acquire = func(q *call) error {
-			if q.TTL > time.Second {
-				return backend.ErrInvalid
-			}
-			return q.send()
-		}
-		c := opened(t, d, &hasp.Options{TTL: time.Second})
-		unlock(t, lockNow(t, c, "k", hasp.WithSlots(1)))
-		want(t, "Lock", errOf(c.Lock(t.Context(), "k", hasp.WithSlots(1), hasp.WithTTL(2*time.Second))), hasp.ErrInvalid)
-	})
+	c := opened(t, newShort(), &hasp.Options{TTL: maxTTL})
+	unlock(t, lockNow(t, c, "k", oneSlot))
+	want(t, "Lock", errOf(c.Lock(t.Context(), "k", oneSlot, hasp.WithTTL(2*maxTTL))), hasp.ErrInvalid)
 }
 
 func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		d := &hooked{Driver: memlock.NewDriver().(Driver), traits: memlock.NewDriver().Traits()}
+		d := hooked{traits: memlock.NewDriver().Traits()}.over(new(memlock.Store))
 		c := opened(t, d, nil)
-		l := lockNow(t, c, "k", hasp.WithSlots(1))
+		l := lockNow(t, c, "k", oneSlot)
 		synctest.Wait() // the queue is unlocked in the background
 		d.acquire = func(q *call) error {
 			if q.Key == "k#queue" {
@@ -325,25 +293,8 @@ func TestContextThatEndsWhileTheQueueOfSlotsIsGranted(t *testing.T) {
 			}
 			return q.send()
 		}
-		_, err := c.Lock(ctx, "k", hasp.WithSlots(1))
-		want(t, "Lock", err, context.Canceled)
-		want(t, "Lock", err, hasp.ErrHeld)
+		wantOnly(t, "Lock", errOf(c.Lock(ctx, "k", oneSlot)), context.Canceled, hasp.ErrHeld)
 		unlock(t, l)
-	})
-}
-
-// While a Lock waits for a slot, a TryLock of the same Client gets none.
-func TestTryLockComesAfterALockThatLooks(t *testing.T) {
-	withSlots(t, nil, func(t *bench, taken []*hasp.Lease) {
-		got := t.lockSoon(t.Context(), "k", hasp.WithSlots(2))
-		time.Sleep(time.Second)
-		before := t.attempts()
-		unlock(t, taken[0])
-		want(t, "TryLock", t.tryErr("k", hasp.WithSlots(2)), hasp.ErrHeld)
-		equal(t, "attempts before and after the TryLock", t.attempts(), before)
-		unlock(t, <-got)
-		synctest.Wait() // the queue is unlocked in the background
-		unlock(t, t.lock("k", hasp.WithSlots(2), hasp.WithMaxWait(0)))
 	})
 }
 
@@ -366,9 +317,7 @@ func TestManySlotsThatAreHeldAreAskedForSeldom(t *testing.T) {
 		before := t.attempts()
 		got := t.lockSoon(t.Context(), "k", hasp.WithSlots(100))
 		time.Sleep(20 * time.Second)
-		if n := t.attempts(); n-before > 4000 {
-			t.Errorf("%d calls in 20 s", n-before)
-		}
+		between(t, "calls in 20 s", t.attempts()-before, 20, 4000)
 		start = time.Now()
 		unlock(t, taken[0])
 		unlock(t, <-got)

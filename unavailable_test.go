@@ -1,12 +1,13 @@
 package hasp_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"sync/atomic"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,138 +21,98 @@ import (
 // kinds are the errors that a caller tests for, except ErrUnavailable.
 var kinds = []error{hasp.ErrHeld, hasp.ErrLost, hasp.ErrReleased, hasp.ErrClosed, hasp.ErrInvalid, errors.ErrUnsupported}
 
+// wantOnly fails the test unless err matches all targets, and no other error that a caller tests
+// for.
+func wantOnly(t testing.TB, what string, err error, targets ...error) {
+	t.Helper()
+	for _, target := range targets {
+		want(t, what, err, target)
+	}
+	for _, k := range append(kinds, hasp.ErrUnavailable, context.Canceled, context.DeadlineExceeded) {
+		if errors.Is(err, k) && !slices.Contains(targets, k) {
+			t.Errorf("%s: %v also matches %v", what, err, k)
+		}
+	}
+}
+
 // wantOutage fails the test unless err matches ErrUnavailable and all errors in also, and no other
 // error that a caller tests for.
 func wantOutage(t testing.TB, what string, err error, also ...error) {
 	t.Helper()
-	for _, target := range append(also, hasp.ErrUnavailable) {
-		want(t, what, err, target)
-	}
-	for _, k := range kinds {
-		if errors.Is(err, k) {
-			t.Errorf("%s: %v matches ErrUnavailable and %v", what, err, k)
-		}
-	}
-	if ended := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded); ended && len(also) < 2 {
-		t.Errorf("%s: %v matches a context's error", what, err)
-	}
+	wantOnly(t, what, err, append(also, hasp.ErrUnavailable)...)
 }
 
-// wantOnly fails the test unless err matches target, and not ErrUnavailable.
-func wantOnly(t testing.TB, what string, err, target error) {
+// refusal returns the details of an err that says that a key is held.
+func refusal(t testing.TB, err error) (held *backend.HeldError) {
 	t.Helper()
-	want(t, what, err, target)
-	if errors.Is(err, hasp.ErrUnavailable) {
-		t.Errorf("%s: %v matches ErrUnavailable", what, err)
+	if !errors.As(err, &held) {
+		t.Fatalf("got %v, want a HeldError", err)
+	}
+	return held
+}
+
+// between fails the test unless got is least, most, or between them.
+func between[T cmp.Ordered](t testing.TB, what string, got, least, most T) {
+	t.Helper()
+	if got < least || got > most {
+		t.Errorf("%s: got %v, want %v to %v", what, got, least, most)
 	}
 }
-
-// inspected is a faulty driver whose Inspect and Break fail with err.
-type inspected struct {
-	*faulty
-	err error
-}
-
-func (d inspected) Inspect(context.Context, string) (backend.Status, error) {
-	return backend.Status{}, d.err
-}
-
-func (d inspected) Break(context.Context, string) error { return d.err }
 
 // everyEnd has all values of Traits.Cancellation, because the engine makes its calls differently
 // for each.
 var everyEnd = []backend.Cancellation{backend.CancelNone, backend.CancelByDeadline, backend.CancelPrompt}
 
-// In every call, each error of a driver that is not definite is an outage. The driver need not mark
-// it, and its error stays wrapped.
+// In every call, each error of a driver that is not definite is an outage, and so is silence. The
+// driver need not mark its error, which stays wrapped.
 func TestEveryFailureOfTheStoreIsUnavailable(t *testing.T) {
+	silence := errors.New("stands for no answer")
 	for _, ends := range everyEnd {
 		for _, err := range []error{
+			silence,
 			errNet,
 			errors.New("OOM command not allowed when used memory > 'maxmemory'"),
 			fmt.Errorf("dial: %w", context.DeadlineExceeded), // like a timeout of package net
 			&backend.UnavailableError{Since: time.Now(), Err: errNet},
 		} {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFaulty()
-				f.ends = ends
-				c := opened(t, inspected{f, err}, nil)
-				l := lockNow(t, c, "held")
-				f.set(func(f *faulty) { failWith(f, err) })
+			withEnds(t, ends, nil, func(t *bench) {
+				l := t.lock("held")
+				t.set(func(f *faulty) {
+					failWith(f, err)
+					f.inspect = failing(err)
+					if err == silence {
+						f.acquire, f.renew, f.release = hung, untilEnd, hung
+					}
+				})
 
-				text := err.Error()
+				extended := l.Extend(t.Context(), time.Minute)
+				start := time.Now()
+				unlocked := l.Unlock(t.Context())
+				within(t, "Unlock", start, hasp.DefaultTimeout+50*time.Millisecond)
 				for what, got := range map[string]error{
-					"Lock":                   errOf(c.Lock(t.Context(), "k")),
-					"Lock with a bound":      errOf(c.Lock(t.Context(), "k", hasp.WithMaxWait(time.Second))),
-					"TryLock":                errOf(c.TryLock(t.Context(), "k")),
-					"Extend, outcome open":   l.Extend(t.Context(), time.Minute),
-					"Inspect":                errOf(c.Inspect(t.Context(), "k")),
-					"Break":                  c.Break(t.Context(), "k"),
-					"Unlock, outcome open":   l.Unlock(t.Context()),
+					"Lock":                   t.lockErr("k"),
+					"Lock with a bound":      t.lockErr("k", hasp.WithMaxWait(20*time.Millisecond)),
+					"TryLock":                t.tryErr("k"),
+					"Extend, outcome open":   extended,
+					"Inspect":                errOf(t.Client.Inspect(t.Context(), "k")),
+					"Break":                  t.Client.Break(t.Context(), "k"),
+					"Unlock, outcome open":   unlocked,
 					"Unlock again, the same": l.Unlock(t.Context()),
 				} {
 					wantOutage(t, what, got)
-					if !isTimeout(err) {
+					if err == silence {
+						continue
+					}
+					if !errors.Is(err, context.DeadlineExceeded) { // the engine keeps only the text of that error
 						want(t, what, got, err)
 					}
 					var e *hasp.Error
-					if !errors.As(got, &e) || len(e.Err.Error()) < len(text) || e.Err.Error()[:len(text)] != text {
+					if !errors.As(got, &e) || !strings.HasPrefix(e.Err.Error(), err.Error()) {
 						t.Errorf("%s: %q, want the text of the driver's error", what, got)
 					}
 				}
 			})
 		}
-	}
-}
-
-// isTimeout reports whether err is a timeout of the network that matches a context's error. The
-// engine keeps only the text of such an error.
-func isTimeout(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
-
-// A store that does not answer is unavailable, even if WithMaxWait ends the wait.
-func TestSilenceIsUnavailable(t *testing.T) {
-	for _, ends := range everyEnd {
-		withEnds(t, ends, nil, func(t *bench) {
-			l := t.lock("held")
-			t.set(func(f *faulty) { f.acquire, f.renew, f.release = hung, untilEnd, hung })
-			wantOutage(t, "Lock", t.lockErr("k"))
-			wantOutage(t, "Lock with a bound", t.lockErr("k", hasp.WithMaxWait(20*time.Millisecond)))
-			wantOutage(t, "TryLock", t.tryErr("k"))
-			wantOutage(t, "Extend", l.Extend(t.Context(), time.Minute))
-			start := time.Now()
-			wantOutage(t, "Unlock", l.Unlock(t.Context()))
-			within(t, "Unlock", start, hasp.DefaultTimeout+50*time.Millisecond)
-		})
-	}
-}
-
-func TestEndOfTheContextBeforeTheStoreFailedIsNotUnavailable(t *testing.T) {
-	for _, ends := range everyEnd {
-		withEnds(t, ends, nil, func(t *bench) {
-			l := t.lock("held")
-			t.set(func(f *faulty) { f.acquire, f.renew = hung, untilEnd })
-			short := func() context.Context {
-				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-				t.Cleanup(cancel)
-				return ctx
-			}
-			wantOnly(t, "Lock", errOf(t.Lock(short(), "k")), context.DeadlineExceeded)
-			wantOnly(t, "TryLock", errOf(t.TryLock(short(), "k")), context.DeadlineExceeded)
-			wantOnly(t, "Extend", l.Extend(short(), time.Minute), context.DeadlineExceeded)
-
-			// The cause is the caller's own error, so it decides nothing, whatever it matches.
-			for _, cause := range []error{errors.New("enough"), hasp.ErrUnavailable, fmt.Errorf("stop: %w", context.Canceled)} {
-				ended, cancel := context.WithCancelCause(t.Context())
-				cancel(cause)
-				err := errOf(t.Lock(ended, "k"))
-				wantOnly(t, "Lock with a context that has ended", err, context.Canceled)
-				if cause != hasp.ErrUnavailable {
-					want(t, "its cause", err, cause)
-				}
-			}
-			t.set(up)
-			unlock(t, l)
-		})
 	}
 }
 
@@ -163,34 +124,34 @@ func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 				t.acquire = failing(errNet)
 				last := []error{errNet, context.DeadlineExceeded}
 				if then != nil { // the store fails once, and then hangs for longer than Timeout/3
-					last[0] = hasp.ErrUnavailable // the second call may fail as well before the context ends
+					last = last[1:] // the second call may fail as well before the context ends
 					onlyOnce(t.faulty, func(q *call) error {
 						t.onAcquire(then)
 						return errNet
 					})
 				}
 				ctx := timeout(t, t.Context(), hasp.DefaultTimeout/2)
-				inLine := make(chan error)
-				time.AfterFunc(time.Millisecond, func() { inLine <- errOf(t.Lock(ctx, "k")) })
-				wantOutage(t, "Lock", errOf(t.Lock(ctx, "k")), last...)
-				wantOutage(t, "Lock in line", <-inLine, last...)
+				head, next := t.lockLater(ctx), t.lockLater(ctx)
+				wantOutage(t, "Lock", <-head, last...)
+				wantOutage(t, "Lock in line", <-next, last...)
 			})
 		}
 	}
 }
 
-// The cause of a context is the caller's own error, and decides nothing. A Lock whose context had
-// ended before returns the context's error, and not the last refusal.
-func TestDefiniteErrorsAreNotUnavailable(t *testing.T) {
+// The cause of a context is the caller's own error, and decides nothing, whatever it matches. A
+// Lock whose context had ended before returns the context's error, and not the last refusal.
+func TestCauseOfAContextDecidesNothing(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		l := t.lock("k")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, hasp.ErrUnavailable)
 		defer cancel()
-		want(t, "held", errOf(t.Lock(ctx, "k")), hasp.ErrHeld)
-		var held *backend.HeldError
-		if err := errOf(t.Lock(ctx, "k")); errors.As(err, &held) {
-			t.Errorf("%v, want the context's error", err)
-		}
+		wantOnly(t, "held", errOf(t.Lock(ctx, "k")), hasp.ErrHeld, context.DeadlineExceeded)
+		wantOnly(t, "ended", errOf(t.Lock(ctx, "k")), context.DeadlineExceeded)
+
+		ended, stop := context.WithCancelCause(t.Context())
+		stop(fmt.Errorf("stop: %w", context.Canceled))
+		wantOnly(t, "a cause that is a context's error", errOf(t.Lock(ended, "k")), context.Canceled, context.Cause(ended))
 		unlock(t, l)
 	})
 }
@@ -212,141 +173,103 @@ func TestLossOfTheOuterLeaseIsNotUnavailable(t *testing.T) {
 	})
 }
 
-// causing returns the cause of a context that ends during a call, as net/http does. Its calls reach
-// the store, and hang if the field hangs is set.
-type causing struct {
-	*faulty
-	hangs *atomic.Bool
-}
-
-func (d causing) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	g, err := d.Driver.Acquire(ctx, c)
-	if d.hangs.Load() && err == nil {
-		<-ctx.Done()
-		return backend.Grant{}, fmt.Errorf("get: %w", context.Cause(ctx))
-	}
-	return g, err
-}
-
-func (d causing) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	if !d.hangs.Load() {
-		d.faulty.Renew(ctx, cs, done)
-		return
-	}
-	<-ctx.Done()
-	done(0, backend.Grant{}, fmt.Errorf("put: %w", context.Cause(ctx)))
-}
-
-// waitsAndCauses is a Waiter, which leaves its place in the queue to the engine.
-type waitsAndCauses struct{ causing }
-
-func (d waitsAndCauses) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	d.set(func(f *faulty) { f.acquired = append(f.acquired, c.Token) })
-	<-ctx.Done()
-	return backend.Grant{}, fmt.Errorf("get: %w", context.Cause(ctx))
-}
-
-// The loss of an outer lease is no answer of the store about the key of an inner call: a key that
-// the call has taken is freed, a lease that it renews goes on, and a place in a queue is given up.
+// The loss of an outer lease is no answer of the store about the key of an inner call, even if a
+// driver returns the cause of its context's end, as net/http does: a key that the call has taken is
+// freed, a lease that it renews goes on, and a place in a queue is given up.
 func TestACallThatReturnsItsCause(t *testing.T) {
-	for _, call := range []string{"Lock", "Wait", "Extend", "Detach", "Resume"} {
-		runBubble(t, call, func(t *testing.T) {
-			f := newFaulty()
-			f.ends = backend.CancelPrompt
-			hangs := new(atomic.Bool)
-			var d backend.Driver = causing{f, hangs}
-			if call == "Wait" {
-				d = waitsAndCauses{causing{f, hangs}}
-			}
-			c := await.Value(hasp.New(d, &hasp.Options{Timeout: 4 * time.Second}))
-			elsewhere := opened(t, memlock.NewDriver(), nil)   // has the outer lock
-			other := opened(t, &faulty{Driver: f.Driver}, nil) // takes the inner key without trouble
-
-			outer := lockNow(t, elsewhere, "outer")
-			ctx := outer.Context()
-			var inner *hasp.Lease
-			var err error
-			ended := make(chan struct{})
-			begin := func(run func()) {
-				hangs.Store(true)
-				go func() { defer close(ended); run() }()
-				time.Sleep(time.Second)
-			}
-			switch call {
-			case "Lock":
-				begin(func() { _, err = c.Lock(ctx, "inner") })
-			case "Wait":
-				inner = lockNow(t, other, "inner")
-				begin(func() { _, err = c.Lock(ctx, "inner") })
-			case "Extend", "Detach":
-				inner = await.Value(c.Lock(context.Background(), "inner"))
-				begin(func() {
-					if err = inner.Extend(ctx, time.Minute); call == "Detach" {
-						_, err = inner.Detach(ctx, time.Minute)
-					}
-				})
-			case "Resume":
-				x := detachNow(t, lockNow(t, other, "inner"), time.Minute)
-				begin(func() { _, err = c.Resume(ctx, x) })
-			}
-			await.Must(t, elsewhere.Break(t.Context(), "outer"))
-			<-ended
-			hangs.Store(false)
-			want(t, call, err, context.Canceled)
-			synctest.Wait()
-			switch call {
-			case "Lock":
-				(&bench{t, f, c}).freed("the key of the failed Lock is held", "inner")
-			case "Wait":
-				time.Sleep(10 * time.Second)
-				f.set(func(f *faulty) {
-					place := f.acquired[len(f.acquired)-1]
-					if !slices.Contains(f.released, place) {
-						t.Error("the place in the queue was not given up")
-					}
-				})
-				unlock(t, inner)
-			case "Extend", "Detach":
-				want(t, "the lease, which the store has", inner.Err(), nil)
-				unlock(t, inner)
-			case "Resume":
-				if (&bench{t, f, c}).free("inner") {
-					t.Error("the hold of the handle was released")
+	for name, try := range map[string]func(t robbed){
+		"Lock": func(t robbed) {
+			t.fails(func(ctx context.Context) error { return errOf(t.Lock(ctx, "inner")) })
+			t.freed("the key of the failed Lock is held", "inner")
+		},
+		"Wait": func(t robbed) {
+			l := lockNow(t, t.other, "inner")
+			t.fails(func(ctx context.Context) error { return errOf(t.Lock(ctx, "inner")) })
+			time.Sleep(10 * time.Second)
+			t.set(func(f *faulty) {
+				if place := f.acquired[len(f.acquired)-1]; !slices.Contains(f.released, place) {
+					t.Error("the place in the queue was not given up")
 				}
+			})
+			unlock(t, l)
+		},
+		"Extend": func(t robbed) {
+			l := t.lock("inner")
+			t.fails(func(ctx context.Context) error { return l.Extend(ctx, time.Minute) })
+			unlock(t, l)
+		},
+		"Resume": func(t robbed) {
+			x := detachNow(t, lockNow(t, t.other, "inner"), time.Minute)
+			t.fails(func(ctx context.Context) error { return errOf(t.Resume(ctx, x)) })
+			if t.free("inner") {
+				t.Error("the hold of the handle was released")
 			}
-			c.Close()
+		},
+	} {
+		runBubble(t, name, func(t *testing.T) {
+			store := new(memlock.Store)
+			elsewhere := opened(t, memlock.NewDriver(), nil)
+			outer := lockNow(t, elsewhere, "outer")
+
+			hangs := func(q *call) error {
+				<-q.ctx.Done()
+				return fmt.Errorf("get: %w", context.Cause(q.ctx))
+			}
+			d := hooked{traits: inNoOrder, wait: hangs}.over(store)
+			b := &bench{t, d.faulty, opened(t, d, nil)}
+			try(robbed{b, opened(t, store.Driver(), nil), func(inner func(context.Context) error) {
+				b.set(func(f *faulty) {
+					f.renew = hangs
+					f.acquire = func(q *call) error {
+						if err := q.send(); err != nil {
+							return err
+						}
+						return hangs(q)
+					}
+				})
+				failed := soon(func() error { return inner(outer.Context()) })
+				await.Must(t, elsewhere.Break(t.Context(), "outer"))
+				want(t, "the call", <-failed, context.Canceled)
+				b.set(up)
+				synctest.Wait()
+			}})
 		})
 	}
+}
+
+// robbed is a bench whose inner calls lose the lease around them.
+type robbed struct {
+	*bench
+	other *hasp.Client                               // another Client of the same store
+	fails func(call func(ctx context.Context) error) // makes a call that hangs, and ends with the loss of the outer lease
 }
 
 // A first call over a connection that a firewall has forgotten gets no answer. Lock, and also TryLock
 // and a Lock with WithMaxWait, ask again within Timeout.
 func TestAnAttemptWithoutAnAnswerIsRepeated(t *testing.T) {
-	for name, lock := range map[string]func(context.Context, *hasp.Client) (*hasp.Lease, error){
-		"Lock":    func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) { return c.Lock(ctx, "k") },
-		"TryLock": func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) { return c.TryLock(ctx, "k") },
-		"WithMaxWait(0)": func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) {
-			return c.Lock(ctx, "k", hasp.WithMaxWait(0))
-		},
-		"WithMaxWait(2s)": func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) {
-			return c.Lock(ctx, "k", hasp.WithMaxWait(2*time.Second))
-		},
-		"TryLock of a slot": func(ctx context.Context, c *hasp.Client) (*hasp.Lease, error) {
-			return c.TryLock(ctx, "k", hasp.WithSlots(1))
-		},
+	for name, opts := range map[string]options{
+		"Lock":              nil,
+		"WithMaxWait(0)":    {hasp.WithMaxWait(0)},
+		"WithMaxWait(2s)":   {hasp.WithMaxWait(2 * time.Second)},
+		"TryLock":           nil,
+		"TryLock of a slot": {oneSlot},
 	} {
 		for _, ends := range everyEnd {
 			runEnds(t, fmt.Sprint(name, " ", ends), ends, nil, func(t *bench) {
+				lock := t.Lock
+				if strings.HasPrefix(name, "TryLock") {
+					lock = t.TryLock
+				}
 				onlyOnce(t.faulty, hung)
 				began := time.Now()
-				l, err := lock(t.Context(), t.Client)
+				l, err := lock(t.Context(), "k", opts...)
 				await.Must(t, err)
 				within(t, name, began, hasp.DefaultTimeout/2)
 				unlock(t, l)
 
 				t.onAcquire(hung)
 				began = time.Now()
-				want(t, "during an outage", errOf(lock(t.Context(), t.Client)), hasp.ErrUnavailable)
+				want(t, "during an outage", errOf(lock(t.Context(), "k", opts...)), hasp.ErrUnavailable)
 				within(t, "an outage", began, hasp.DefaultTimeout+200*time.Millisecond)
 			})
 		}
@@ -359,9 +282,7 @@ func TestLockBehindAnUnlockThatHangs(t *testing.T) {
 		l := t.lock("k", hasp.WithFence())
 		t.set(func(f *faulty) { f.release, f.acquire = hung, hung })
 		began := time.Now()
-		failed := make(chan error)
-		go func() { failed <- t.lockErr("k") }()
-		synctest.Wait()
+		failed := t.lockLater(t.Context())
 		want(t, "Unlock", l.Unlock(t.Context()), hasp.ErrUnavailable)
 		wantOutage(t, "Lock", <-failed)
 		within(t, "Lock", began, hasp.DefaultTimeout+time.Second)
@@ -377,28 +298,31 @@ func init() {
 
 // Open reports an outage and the end of its context as the calls of a Client do.
 func TestOpenOfAnUnavailableStore(t *testing.T) {
-	try := func(ctx context.Context, o func(context.Context, hasp.Config) (backend.Driver, error)) error {
-		zone = o
-		return errOf(hasp.Open(ctx, "zone://?timeout=1s", nil))
+	for what, tc := range map[string]struct {
+		err  error         // of the opener; nil if it waits for the end of its context
+		ends time.Duration // when the context of Open ends, before the opener returns; 0 if it does not end
+		is   []error
+	}{
+		"refused":             {err: errNet, is: []error{hasp.ErrUnavailable, errNet}},
+		"silent":              {is: []error{hasp.ErrUnavailable}},
+		"a short deadline":    {ends: 1, is: []error{context.DeadlineExceeded}},
+		"of a connection":     {err: fmt.Errorf("read: %w", os.ErrDeadlineExceeded), ends: 1, is: []error{context.DeadlineExceeded}},
+		"refused, then ended": {err: errNet, ends: 1, is: []error{hasp.ErrUnavailable, errNet, context.DeadlineExceeded}},
+		"a bad parameter":     {err: fmt.Errorf("%w: size", hasp.ErrInvalid), is: []error{hasp.ErrInvalid}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			zone = func(ctx context.Context, _ hasp.Config) (backend.Driver, error) {
+				if tc.err != nil && tc.ends == 0 {
+					return nil, tc.err
+				}
+				<-ctx.Done()
+				return nil, cmp.Or(tc.err, fmt.Errorf("ping: %w", ctx.Err()))
+			}
+			ctx := t.Context()
+			if tc.ends > 0 {
+				ctx = timeout(t, ctx, tc.ends)
+			}
+			wantOnly(t, what, errOf(hasp.Open(ctx, "zone://?timeout=1s", nil)), tc.is...)
+		})
 	}
-	hang := func(ctx context.Context, _ hasp.Config) (backend.Driver, error) {
-		<-ctx.Done()
-		return nil, fmt.Errorf("ping: %w", ctx.Err())
-	}
-	refuse := func(context.Context, hasp.Config) (backend.Driver, error) { return nil, errNet }
-
-	synctest.Test(t, func(t *testing.T) {
-		wantOutage(t, "refused", try(t.Context(), refuse), errNet)
-		wantOutage(t, "silent", try(t.Context(), hang))
-		ctx := timeout(t, t.Context(), time.Millisecond)
-		wantOnly(t, "a short deadline", try(ctx, hang), context.DeadlineExceeded)
-		wantOnly(t, "a short deadline of a connection", try(ctx, func(context.Context, hasp.Config) (backend.Driver, error) {
-			return nil, fmt.Errorf("read: %w", os.ErrDeadlineExceeded)
-		}), context.DeadlineExceeded)
-		wantOutage(t, "refused, then ended", try(ctx, refuse), errNet, context.DeadlineExceeded)
-		wantOnly(t, "a bad parameter", try(t.Context(), func(_ context.Context, c hasp.Config) (backend.Driver, error) {
-			return nil, fmt.Errorf("%w: size", hasp.ErrInvalid)
-		}), hasp.ErrInvalid)
-		want(t, "no such strategy", errOf(hasp.Open(t.Context(), "nosuch://", nil)), hasp.ErrInvalid)
-	})
 }

@@ -1,8 +1,8 @@
 package hasp_test
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -14,14 +14,17 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
+// listen is what Listen does. It may close wake.
+type listen func(ctx context.Context, wake chan struct{}) error
+
 // waking is a faulty driver that is a Waker.
 type waking struct {
 	*faulty
 
-	mu        sync.Mutex                                          // guards all below
-	listen    func(ctx context.Context, wake chan struct{}) error // what Listen does; nil for nothing; it may close wake
-	begun     []time.Time                                         // when Listen was called
-	listening map[chan struct{}]bool                              // the wake channels of the callers that listen
+	mu        sync.Mutex             // guards all below
+	listen    listen                 // nil for nothing
+	begun     []time.Time            // when Listen was called
+	listening map[chan struct{}]bool // the wake channels of the callers that listen
 }
 
 func (w *waking) Listen(ctx context.Context, _ backend.Claim) (<-chan struct{}, func(), error) {
@@ -70,14 +73,14 @@ func (w *waking) wake() {
 // just before its wait ends. A caller that cannot listen polls, and tries to listen once a second.
 func TestCallersThatListen(t *testing.T) {
 	const at = 3300 * time.Millisecond // when the holder releases the key
-	closes := func(after time.Duration) func(context.Context, chan struct{}) error {
+	closes := func(after time.Duration) listen {
 		return func(_ context.Context, wake chan struct{}) error {
 			time.AfterFunc(after, func() { close(wake) })
 			return nil
 		}
 	}
 	for name, tc := range map[string]struct {
-		listen  func(context.Context, chan struct{}) error
+		listen  listen
 		ttl     time.Duration // of the holder; 0 means long
 		told    bool          // whether the release wakes the callers
 		opts    []hasp.Option
@@ -98,31 +101,22 @@ func TestCallersThatListen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withWaker(t, &hasp.Options{Timeout: 6 * time.Second}, func(t *testing.T, w *waking, c *hasp.Client) {
 				w.listen = tc.listen
-				free := at
-				if tc.ttl > 0 {
-					free = tc.ttl
-					heldByAnother(t, w.faulty, tc.ttl)
-				} else {
-					heldByAnother(t, w.faulty, time.Hour)
-					time.AfterFunc(at, func() {
-						w.Driver.Release(context.Background(), backend.Claim{Key: "k", Token: "stranger"})
-						if tc.told {
-							w.wake()
-						}
-					})
-				}
-				began := time.Now()
+				heldByAnother(t, w.faulty, cmp.Or(tc.ttl, time.Hour))
+				time.AfterFunc(at, func() {
+					w.Driver.Release(context.Background(), backend.Claim{Key: "k", Token: "stranger"})
+					if tc.told {
+						w.wake()
+					}
+				})
+				free := time.Now().Add(cmp.Or(tc.ttl, at))
 				lease := lockNow(t, c, "k", tc.opts...)
-				if d := time.Since(began) - free; d < 0 || d > tc.within {
-					t.Errorf("granted %v after the key was free, want %v at most", d, tc.within)
-				}
+				between(t, "the time from the end of the hold to the grant", time.Since(free), 0, tc.within)
 				unlock(t, lease)
 				time.Sleep(10 * time.Second) // until a Listen that was left behind has ended
 				w.mu.Lock()
 				defer w.mu.Unlock()
-				if len(w.listening) > 0 || len(w.begun) < tc.listens || len(w.begun) > tc.listens+1 {
-					t.Errorf("%d still listen; Listen was called %d times, want %d", len(w.listening), len(w.begun), tc.listens)
-				}
+				equal(t, "callers that still listen", len(w.listening), 0)
+				between(t, "calls of Listen", len(w.begun), tc.listens, tc.listens+1)
 				if n := len(w.acquired); tc.asked > 0 && n > tc.asked {
 					t.Errorf("%d attempts, want %d at most", n, tc.asked)
 				}
@@ -159,16 +153,12 @@ func TestCallersThatListenAndLeave(t *testing.T) {
 				stranger := backend.Claim{Key: "k", Token: "stranger", TTL: time.Hour, Shared: shared}
 				await.Must(t, errOf(w.Driver.Acquire(t.Context(), stranger)))
 				ctx := timeout(t, t.Context(), 10*time.Second)
-				if _, err := c.Lock(ctx, "k"); !errors.Is(err, hasp.ErrHeld) || errors.Is(err, hasp.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("got %v", err)
-				}
+				wantOnly(t, "Lock", errOf(c.Lock(ctx, "k")), hasp.ErrHeld, context.DeadlineExceeded)
 				synctest.Wait()
 				nothingLeft(t, c)
 				w.mu.Lock()
 				defer w.mu.Unlock()
-				if len(w.listening) > 0 {
-					t.Error("it still listens")
-				}
+				equal(t, "callers that still listen", len(w.listening), 0)
 				want := []string(nil)
 				if shared {
 					want = w.acquired[len(w.acquired)-2 : len(w.acquired)-1] // not the last claim: it has no WillRetry, and keeps out no caller

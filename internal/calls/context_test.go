@@ -85,19 +85,6 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-func TestDeadlineIsTheEarlier(t *testing.T) {
-	now := time.Now()
-	parent, cancel := context.WithDeadline(t.Context(), now.Add(time.Hour))
-	defer cancel()
-	for d, want := range map[time.Duration]time.Time{2 * time.Hour: now.Add(time.Hour), time.Minute: now.Add(time.Minute)} {
-		c := WithTimeout(parent, nil, d)
-		if got, ok := c.Deadline(); !ok || got.Sub(want).Abs() > 10*time.Second {
-			t.Errorf("%v: got %v, %v; want %v", d, got, ok, want)
-		}
-		c.End()
-	}
-}
-
 func TestSplit(t *testing.T) {
 	none := context.Background()
 	parent, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -114,6 +101,9 @@ func TestSplit(t *testing.T) {
 		{lone, t.Context(), none, lone.deadline}, {with, t.Context(), q, with.deadline}, {late, parent, none, first},
 		{child, child, none, first}, {none, none, none, time.Time{}},
 	} {
+		if at, ok := c.ctx.Deadline(); at != c.deadline || ok == at.IsZero() {
+			t.Errorf("%v: the deadline is %v, %v", c.ctx, at, ok)
+		}
 		if parent, quit, deadline := Split(c.ctx); parent != c.parent || quit != c.quit || deadline != c.deadline {
 			t.Errorf("%v: got %v, %v, %v", c.ctx, parent, quit, deadline)
 		}
