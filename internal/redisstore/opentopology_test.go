@@ -109,11 +109,12 @@ func TestSentinelsThatDoNotAnswer(t *testing.T) {
 	openWithout(t, set.URL())
 }
 
-// Open passes over one master of a cluster that hangs.
+// Open passes over one master of a cluster that hangs. Sharded asks the server that has the slot of
+// the key.
 func TestNodesThatDoNotAnswer(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
-	away := set.Master("k")
+	away := set.Master("") // to which a call without a key would go
 	key := "a"
 	for set.Master(key) == away {
 		key += "a"
@@ -121,8 +122,11 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	away.Pause()
 	s := openWithout(t, set.URL())
 	expect(t, s, "set", "OK", "set", key, "v")
+	if !s.Sharded(t.Context(), key) {
+		t.Error("not sharded")
+	}
 	away.Resume()
-	expect(t, s, "set", "OK", "set", "k", "v")
+	expect(t, s, "set", "OK", "set", "", "v")
 
 	// Open refuses a cluster of which one master may evict keys.
 	rdb := away.Client()
