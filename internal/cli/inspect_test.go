@@ -13,9 +13,9 @@ import (
 func TestInspect(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out, "free")
+	runHasp(t, url, "inspect", "key").shows(t, "free")
 	hold(t, url, "--fence")
-	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out,
+	runHasp(t, url, "inspect", "key").shows(t,
 		`"key"`, "held", "/hasp run sh\"", "ago)", "left, unless it is renewed", "fence")
 	var s struct {
 		Key string
@@ -47,8 +47,8 @@ func TestInspectShowsSlots(t *testing.T) {
 	runHasp(t, url, "inspect", "key", "--check").want(t, exitFailed)
 	runHasp(t, url, "inspect", "key", "--check", "--slots", "1").want(t, exitFailed)
 	hold(t, url, "--slots", "1")
-	contains(t, runHasp(t, url, "inspect", "key").want(t, 0).out, "free", "slots    1 held", "slot 0", `held by "`)
-	contains(t, runHasp(t, url, "inspect", "key", "--slots", "2").want(t, 0).out, "slots    1 of 2 held", "slot 0")
+	runHasp(t, url, "inspect", "key").shows(t, "free", "slots    1 held", "slot 0", `held by "`)
+	runHasp(t, url, "inspect", "key", "--slots", "2").shows(t, "slots    1 of 2 held", "slot 0")
 	runHasp(t, url, "inspect", "key", "--check", "--slots", "2").want(t, exitFailed)
 	for _, args := range [][]string{{"key#0"}, {"key", "--slots", "1"}} {
 		runHasp(t, url, append([]string{"inspect", "--check"}, args...)...).want(t, 0).prints(t, "")
@@ -63,7 +63,7 @@ func TestInspectShowsSlots(t *testing.T) {
 func TestBreak(t *testing.T) {
 	t.Parallel()
 	url := store(t)
-	contains(t, runHasp(t, url, "break", "key").want(t, 0).out, `"key" is free`)
+	runHasp(t, url, "break", "key").shows(t, `"key" is free`)
 	hold(t, url, "--ttl", "10m")
 	runHasp(t, url, "break", "key").refused(t, exitUsage, "--force breaks it without a question")
 	lock(t, url, exitNotAcquired, "--no-wait")
@@ -87,8 +87,8 @@ func TestForeignValueIsNotBrokenWithoutForce(t *testing.T) {
 		} {
 			key := t.Name() + strategy + ":" + kind
 			must(t, put(key))
-			contains(t, call("inspect", "--url", url, kind).want(t, 0).out, "held", "not a record of this strategy")
-			contains(t, call("inspect", "--url", url, kind, "--json").want(t, 0).out, `"foreign": true`)
+			call("inspect", "--url", url, kind).shows(t, "held", "not a record of this strategy")
+			call("inspect", "--url", url, kind, "--json").shows(t, `"foreign": true`)
 			call("break", "--url", url, kind).refused(t, exitUsage, "--force deletes it")
 			if rdb.Exists(t.Context(), key).Val() != 1 {
 				t.Errorf("%s: break deleted %s", strategy, kind)
