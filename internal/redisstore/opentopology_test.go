@@ -146,6 +146,22 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 		_, err = New(rdb).Do(t.Context(), "get", key)
 		wantsOutage(t, err, "it is one server of a cluster … redis-cluster://")
 	}
+
+	// A list over a client that was passed has the keys of all masters.
+	keys, found := numbered("key", 40), map[Candidate]bool{}
+	for _, key := range keys {
+		record := strings.Repeat("A", minToken) + Mark
+		expect(t, s, "set", "OK", "set", key, record, "px", "600000")
+	}
+	for page, err := range New(cluster).Scan(t.Context(), "key", soon, ByToken) {
+		await.Must(t, err)
+		for _, c := range page {
+			found[c] = true
+		}
+	}
+	if len(found) != len(keys) {
+		t.Errorf("found %v", found)
+	}
 }
 
 // Close ends calls, whether a caller waits for a reply, for a connection, for a flight, or for a

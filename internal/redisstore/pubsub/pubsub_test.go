@@ -160,12 +160,13 @@ func (s *listening) commands() string {
 
 func TestListenReceivesLaterMessages(t *testing.T) {
 	virtually(t, func(t *testing.T, s *listening) {
-		a, b := s.listen("a"), s.listen("b")
+		a, b, beside := s.listen("a"), s.listen("b"), s.listen("b")
 		s.publish("a", "one")
 		s.publish("b", "two")
 		s.publish("a", "three")
 		s.wants(a, "one three")
 		s.wants(b, "two")
+		s.wants(beside, "two")
 		a.Close()
 		s.publish("a", "four")
 		s.wants(a, "")
@@ -177,31 +178,6 @@ func TestListenReceivesLaterMessages(t *testing.T) {
 		s.publish("c", "x")
 		s.wants(c, "x")
 		s.connected(1, 1)
-	})
-}
-
-// The Listeners of a channel share its subscription. A Listener that comes when it is
-// confirmed sends nothing.
-func TestSubscriptionsAreShared(t *testing.T) {
-	virtually(t, func(t *testing.T, s *listening) {
-		s.srv.Proxy.Commands()
-		first := s.listen("ch")
-		s.srv.Proxy.Stall()
-		var all []*recorder
-		for range 100 {
-			all = append(all, s.listen("ch"))
-		}
-		s.srv.Proxy.Flow()
-		first.Close()
-		s.publish("ch", "x")
-		for _, e := range all {
-			s.wants(e, "x")
-			e.Close()
-		}
-		s.wants(first, "")
-		if got, want := s.commands(), "map[subscribe:1]"; got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
 	})
 }
 
@@ -222,8 +198,9 @@ func (s *listening) connected(least, most int64) {
 	}
 }
 
-// The channel of a contended key is subscribed to once, if there is a Listener most of the
-// time. After the last Listener the subscription ends, and so does the connection.
+// The channel of a contended key is subscribed to once, if there is a Listener most of the time. A
+// Listener that comes when the subscription is confirmed sends nothing. After the last Listener the
+// subscription ends, and so does the connection.
 func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 	virtually(t, func(t *testing.T, s *listening) {
 		s.srv.Proxy.Commands()
