@@ -197,8 +197,9 @@ func hang(c net.Conn) { io.Copy(io.Discard, c) }
 // page answers as a server of web pages does.
 func page(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") }
 
-// parrot answers each command with an error that repeats it, as some proxies do. Redis does so for an
-// unknown command, such as AUTH if it was renamed. It cuts the arguments, and so parts of passwords.
+// parrot answers each command with an error that repeats it, as some proxies do. Redis does so for
+// an unknown command, such as AUTH if it was renamed. Redis cuts the arguments, so only a part of a
+// password may be left.
 func parrot(prefix string) func(net.Conn) {
 	return func(c net.Conn) {
 		buf := make([]byte, 4096)

@@ -299,8 +299,8 @@ func TestListenEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// A connection is replaced if it ends, if nothing arrives on it although writes succeed, at the wish
-// of Listeners, and if a command shows that its server is a replica now, however young the
+// A connection is replaced if it ends, if nothing arrives on it although writes succeed, at the
+// wish of Listeners, and if a command shows that its server is a replica now, however young the
 // connection is. Listeners learn of the gap after their channels are confirmed again. Many such
 // signs make few new connections.
 func TestConnectionIsReplaced(t *testing.T) {
@@ -367,8 +367,8 @@ func TestConnectionIsReplaced(t *testing.T) {
 	}
 }
 
-// Subscribe returns the error of a server that cannot be used, although its context lasts longer. The
-// Listener is confirmed when the fault has ended.
+// Subscribe returns the error of a server that cannot be used, although its context lasts longer.
+// The Listener is confirmed when the fault has ended.
 func TestSubscribeGoesOn(t *testing.T) {
 	for name, fault := range map[string]func(p *faultproxy.Proxy) (mend func()){
 		"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
@@ -509,8 +509,8 @@ func TestOneRefusedChannelOfMany(t *testing.T) {
 	})
 }
 
-// moving is a Subscriber over two servers of a cluster in virtual time. Each channel is at the first
-// server, unless the test puts it elsewhere.
+// moving is a Subscriber over two servers of a cluster in virtual time. Each channel is at the
+// first server, unless the test puts it elsewhere.
 type moving struct {
 	*pubsub.Subscriber
 	from, to *redistest.VirtualServer
