@@ -247,16 +247,6 @@ func (w *worker) readers(first *hasp.Lease) {
 // moving is a prefix of keys in a slot that the cluster is moving.
 const moving = "{moving}"
 
-// look is the use of a place that only opens the strategy. The strategy then asks the sentinels for
-// the master.
-func look(ctx context.Context, url, _ string, _ time.Duration) error {
-	c, err := hasp.Open(ctx, url, nil)
-	if err != nil {
-		return err
-	}
-	return c.Close()
-}
-
 func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 	redistest.NeedSets(t)
 	rules := rules(t)
@@ -302,7 +292,7 @@ func TestEveryStrategyNeedsWhatItsRulesSay(t *testing.T) {
 		"sentinels": {func(t *testing.T) *place {
 			set := redistest.StartSentinel(t, nil)
 			params := "&sentinel_user=NAME&sentinel_password=secret"
-			return &place{set.Sentinels, set.URL(), params, look}
+			return &place{set.Sentinels, set.URL(), params, work}
 		}, []string{"spinlock"}, "", []string{"the sentinels, for `sentinel_user"}},
 	} {
 		t.Run(name, func(t *testing.T) {

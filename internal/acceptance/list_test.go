@@ -7,15 +7,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redistest"
-	"github.com/hasplock/hasp/spinlock"
 )
 
 func list(ctx context.Context, c *hasp.Client, prefix string) ([]string, error) {
@@ -27,28 +21,6 @@ func list(ctx context.Context, c *hasp.Client, prefix string) ([]string, error) 
 		keys[e.Key] = true
 	}
 	return slices.Sorted(maps.Keys(keys)), nil
-}
-
-// The keys of a cluster are on all of its masters. A strategy finds the masters in another way if a
-// program passes it a client than if it is opened by a URL, as in the suite.
-func TestListOverAClusterClient(t *testing.T) {
-	redistest.NeedSets(t)
-	t.Parallel()
-	var addrs []string
-	for _, srv := range redistest.StartCluster(t, &redistest.Options{Bare: true}).Servers {
-		addrs = append(addrs, srv.Addr)
-	}
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
-	t.Cleanup(func() { rdb.Close() })
-	c := await.Value(spinlock.New(rdb, nil))
-	t.Cleanup(func() { c.Close() })
-
-	for i := range 40 {
-		await.Value(c.Lock(t.Context(), fmt.Sprint("key ", i)))
-	}
-	if got, err := list(t.Context(), c, "key "); err != nil || len(got) != 40 {
-		t.Errorf("got %q, %v, want 40 keys", got, err)
-	}
 }
 
 // lists is the use of a place that makes a list.

@@ -22,31 +22,32 @@ func TestDoctor(t *testing.T) {
 	rdb := s.Client()
 	await.Until(t, "the replica is in step", func() bool { return rdb.Wait(t.Context(), 1, time.Second).Val() == 1 })
 	must(t, rdb.Do(t.Context(), "acl", "setuser", "app", "on", ">"+pw, "+set", "+info", "+eval", "+evalsha", "+getrange", "+pttl", "+pexpire", "+del", "~app:*").Err())
-	spinlock := func(s *redistest.Server) string { return "spinlock+" + s.URL() }
+	spinlock := func(s *redistest.Server) string { return "spinlock+" + s.URL() + "?timeout=20s" }
+	app := strings.Replace(spinlock(s), "redis://", "redis://app:"+pw+"@", 1)
 	all := []string{"ok    version of redis " + s.Addr, "ok    role and memory", "ok    clock", "ok    rights: the user may do all", "ok    latency"}
 	for _, c := range []struct {
 		name string
 		url  string
-		set  [2]string // a setting of s
+		set  string // a setting of s and its value
 		code int
 		says []string
 	}{
-		{"a plain server", spinlock(s), [2]string{}, 0, append(all, "warn  persistence", "no append-only file",
+		{"a plain server", spinlock(s), "", 0, append(all, "warn  persistence", "no append-only file",
 			"warn  replication", "Set replicas=1", "warn  min-replicas")},
-		{"replicas that confirm", spinlock(s) + "?replicas=1", [2]string{"min-replicas-to-write", "1"}, 0, []string{"ok    replication", "of 1 replicas, 1 must confirm"}},
-		{"an append-only file", spinlock(kept), [2]string{}, 0, []string{"ok    persistence", "appendfsync always", "ok    replication"}},
-		{"a replica", spinlock(replica), [2]string{}, exitFailed, []string{"bad   role or memory", "it is a replica of " + s.Addr}},
-		{"few rights", strings.Replace(spinlock(s), "redis://", "redis://app:"+pw+"@", 1) + "?prefix=app:", [2]string{}, 0,
+		{"replicas that confirm", spinlock(s) + "&replicas=1", "min-replicas-to-write 1", 0, []string{"ok    replication", "of 1 replicas, 1 must confirm"}},
+		{"an append-only file", spinlock(kept), "", 0, []string{"ok    persistence", "appendfsync always", "ok    replication"}},
+		{"a replica", spinlock(replica), "", exitFailed, []string{"bad   role or memory", "it is a replica of " + s.Addr}},
+		{"few rights", app + "&prefix=app:", "", 0,
 			[]string{"warn  fence", "NOPERM", "warn  inspect", "lists the rights"}},
-		{"no rights", strings.Replace(spinlock(s), "redis://", "redis://app:"+pw+"@", 1), [2]string{}, exitFailed, []string{"bad   rights", "NOPERM"}},
-		{"a quorum", "redlock+" + redistest.StartNodes(t, 3, nil).URL(), [2]string{}, 0, []string{"ok    clock", "ok    rights"}},
-		{"files", store(t), [2]string{}, 0, []string{"ok    rights", "ok    latency"}},
-		{"eviction", spinlock(s), [2]string{"maxmemory-policy", "allkeys-lru"}, exitFailed, []string{"bad   role or memory", "allkeys-lru (set noeviction"}},
-		{"eviction that is allowed", spinlock(s) + "?allow_eviction=true", [2]string{}, 0, []string{"warn  memory", "allkeys-lru"}},
+		{"no rights", app, "", exitFailed, []string{"bad   rights", "NOPERM"}},
+		{"a quorum", "redlock+" + redistest.StartNodes(t, 3, nil).URL() + "?timeout=20s", "", 0, []string{"ok    clock", "ok    rights"}},
+		{"files", store(t), "", 0, []string{"ok    rights", "ok    latency"}},
+		{"eviction", spinlock(s), "maxmemory-policy allkeys-lru", exitFailed, []string{"bad   role or memory", "allkeys-lru (set noeviction"}},
+		{"eviction that is allowed", spinlock(s) + "&allow_eviction=true", "", 0, []string{"warn  memory", "allkeys-lru"}},
 	} {
-		if c.set[0] != "" {
+		if setting, value, ok := strings.Cut(c.set, " "); ok {
 			must(t, rdb.ConfigSet(t.Context(), "maxmemory", "1gb").Err())
-			must(t, rdb.ConfigSet(t.Context(), c.set[0], c.set[1]).Err())
+			must(t, rdb.ConfigSet(t.Context(), setting, value).Err())
 		}
 		o := runHasp(t, c.url, "doctor")
 		if o.code != c.code || strings.Contains(o.out+o.err, pw) {

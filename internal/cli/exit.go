@@ -70,21 +70,18 @@ func endedBy(sig os.Signal) error {
 		errors.New("ended by signal: " + sig.String())}
 }
 
-// inOurWords translates errors of cobra about the command line.
-var inOurWords = []struct {
-	theirs *regexp.Regexp
-	ours   string
-}{
-	{regexp.MustCompile(`^unknown command (".*?") for .* Did you mean this\? (\w+).*`),
+// inOurWords translates errors of cobra about the command line, by regular expressions.
+var inOurWords = []struct{ theirs, ours string }{
+	{`^unknown command (".*?") for .* Did you mean this\? (\w+).*`,
 		`there is no command $1; did you mean $2`},
-	{regexp.MustCompile(`^unknown command (".*?") for .*`), `there is no command $1`},
-	{regexp.MustCompile(`^(?:unknown flag|bad flag syntax): (\S+)`), `there is no flag $1`},
-	{regexp.MustCompile(`^unknown shorthand flag: '(.)' in \S+`), `there is no flag -$1`},
-	{regexp.MustCompile(`^flag needs an argument: (?:'.' in )?(\S+)`), `$1 needs a value`},
-	{regexp.MustCompile(`^invalid argument (".*") for "(?:-., )?(--\S+)" flag: `), `$2 $1: `},
-	{regexp.MustCompile(`: strconv.ParseInt: .*`), `: want a number`},
-	{regexp.MustCompile(`: strconv.ParseBool: .*`), `: want true or false`},
-	{regexp.MustCompile(`^if any flags in the group .* \[(\S+) (\S+)\] were all set`),
+	{`^unknown command (".*?") for .*`, `there is no command $1`},
+	{`^(?:unknown flag|bad flag syntax): (\S+)`, `there is no flag $1`},
+	{`^unknown shorthand flag: '(.)' in \S+`, `there is no flag -$1`},
+	{`^flag needs an argument: (?:'.' in )?(\S+)`, `$1 needs a value`},
+	{`^invalid argument (".*") for "(?:-., )?(--\S+)" flag: `, `$2 $1: `},
+	{`: strconv.ParseInt: .*`, `: want a number`},
+	{`: strconv.ParseBool: .*`, `: want true or false`},
+	{`^if any flags in the group .* \[(\S+) (\S+)\] were all set`,
 		`--$1 and --$2 exclude each other: give one of them`},
 }
 
@@ -96,7 +93,7 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 	if !a.ran {
 		words := strings.Join(strings.Fields(err.Error()), " ")
 		for _, w := range inOurWords {
-			words = w.theirs.ReplaceAllString(words, w.ours)
+			words = regexp.MustCompile(w.theirs).ReplaceAllString(words, w.ours)
 		}
 		a.complain("%s (see %q)", words, cmd.CommandPath()+" --help")
 		return exitUsage

@@ -136,6 +136,6 @@ func TestFullOutputIsNoOutage(t *testing.T) {
 		defer full.Close()
 		cmd := self(t, "hasp", url, args...)
 		cmd.Stdout = full
-		contains(t, start(t, cmd).wait().want(t, exitFailed).err, "no space left on device")
+		start(t, cmd).wait().fails(t, exitFailed, "no space left on device")
 	}
 }

@@ -76,9 +76,9 @@ func TestLs(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	runHasp(t, url, "ls", "--json").want(t, 0).prints(t, "")
-	contains(t, runHasp(t, url, "ls").want(t, 0).out, "KEY  OWNER")
+	runHasp(t, url, "ls").shows(t, "KEY  OWNER")
 	hold(t, url, "--fence")
-	contains(t, runHasp(t, url, "ls").want(t, 0).out, "\nkey  ", "/hasp run sh ")
+	runHasp(t, url, "ls").shows(t, "\nkey  ", "/hasp run sh ")
 
 	var e backend.Entry // decode fails if there is more than one
 	runHasp(t, url, "ls", "k", "--json").want(t, 0).decode(t, &e)

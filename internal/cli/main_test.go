@@ -120,6 +120,18 @@ func (o outcome) want(t *testing.T, code int) outcome {
 	return o
 }
 
+// shows checks that the program succeeded, and that its standard output contains all of wants.
+func (o outcome) shows(t *testing.T, wants ...string) {
+	t.Helper()
+	contains(t, o.want(t, 0).out, wants...)
+}
+
+// fails checks the exit code, and that the standard error contains all of wants.
+func (o outcome) fails(t *testing.T, code int, wants ...string) {
+	t.Helper()
+	contains(t, o.want(t, code).err, wants...)
+}
+
 // prints checks the standard output.
 func (o outcome) prints(t *testing.T, out string) {
 	t.Helper()

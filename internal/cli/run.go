@@ -167,26 +167,21 @@ func (r *run) options(cmd *cobra.Command) []hasp.Option {
 		f := cmd.Flag(name) // nil if the command does not have the flag
 		return f != nil && f.Changed
 	}
-	if r.noWait || r.skip || given("wait") {
-		opts = append(opts, hasp.WithMaxWait(r.wait))
-	}
-	if given("ttl") {
-		opts = append(opts, hasp.WithTTL(r.ttl))
-	}
-	if r.fence {
-		opts = append(opts, hasp.WithFence())
-	}
-	if given("min-hold") {
-		opts = append(opts, hasp.WithMinHold(r.least))
-	}
-	if given("max-hold") {
-		opts = append(opts, hasp.WithMaxHold(r.most))
-	}
-	if r.shared {
-		opts = append(opts, hasp.WithShared())
-	}
-	if given("slots") {
-		opts = append(opts, hasp.WithSlots(r.slots))
+	for _, o := range []struct {
+		applies bool
+		option  hasp.Option
+	}{
+		{r.noWait || r.skip || given("wait"), hasp.WithMaxWait(r.wait)},
+		{given("ttl"), hasp.WithTTL(r.ttl)},
+		{r.fence, hasp.WithFence()},
+		{given("min-hold"), hasp.WithMinHold(r.least)},
+		{given("max-hold"), hasp.WithMaxHold(r.most)},
+		{r.shared, hasp.WithShared()},
+		{given("slots"), hasp.WithSlots(r.slots)},
+	} {
+		if o.applies {
+			opts = append(opts, o.option)
+		}
 	}
 	return opts
 }

@@ -15,19 +15,20 @@ import (
 )
 
 // runCase is a line of arguments for hasp. HASP in the line is hasp itself, and URL is the URL of
-// the store. If script is not empty, a shell runs it at the end of the line.
+// the store. What follows a "$" is a script, which a shell runs at the end of the line.
 type runCase struct {
-	line, script string
-	code         int
-	out          string
-	says         string // on stderr; "" means nothing
+	line string
+	code int
+	out  string
+	says string // on stderr; "" means nothing
 }
 
 func (c runCase) check(t *testing.T, url string) {
 	t.Helper()
-	args := strings.Fields(strings.NewReplacer(" HASP ", " "+executable(t)+" ", "URL", url).Replace(c.line))
-	if c.script != "" {
-		args = append(args, "sh", "-c", c.script)
+	line, script, hasScript := strings.Cut(c.line, " $ ")
+	args := strings.Fields(strings.NewReplacer(" HASP ", " "+executable(t)+" ", "URL", url).Replace(line))
+	if hasScript {
+		args = append(args, "sh", "-c", script)
 	}
 	o := runHasp(t, url, args...).want(t, c.code)
 	o.prints(t, strings.ReplaceAll(c.out, "URL", url))
@@ -45,38 +46,38 @@ func TestRun(t *testing.T) {
 	dir, fair := t.TempDir(), "fairlock+"+redistest.Start(t, nil).URL()+"?prefix="
 	const slots = "run key --slots 2 -- HASP run key --slots 2 -- "
 	for name, c := range map[string]runCase{
-		"success":                {"run key -- true", "", 0, "", ""},
-		"its own code":           {"run key --", "exit 3", 3, "", ""},
-		"a code that hasp uses":  {"run key --", "exit 75", 75, "", ""},
-		"its own stderr":         {"run key --", "echo text; echo problem >&2", 0, "text\n", "problem\n"},
-		"ended by a signal":      {"run key --", "kill -KILL $$", 128 + 9, "", ""},
-		"a script without shell": {"run key -- " + noInterpreter, "", 7, "", ""},
-		"not found":              {"run key -- hasp-no-such-command", "", exitNotFound, "", `cannot run "hasp-no-such-command": executable file not found in $PATH`},
-		"no such file":           {"run key -- " + dir + "/none", "", exitNotFound, "", "no such file or directory"},
-		"not executable":         {"run key -- " + plain, "", exitCannotRun, "", "permission denied"},
-		"a directory":            {"run key -- " + dir, "", exitCannotRun, "", "is a directory"},
-		"ended by its max hold":  {"run key --max-hold 1 --", "sleep 600", exitLost, "", "its max hold is over"},
-		"lead":                   {"lead key --fence --", `echo "$HASP_KEY ${HASP_FENCE:+fence}"; exit 7`, 7, "key fence\n", `leads "key"`},
-		"lead, not found":        {"lead key -- hasp-no-such-command", "", exitNotFound, "", "cannot run"},
-		"lead, a directory":      {"lead key -- " + dir, "", exitCannotRun, "", "is a directory"},
+		"success":                {"run key -- true", 0, "", ""},
+		"its own code":           {"run key -- $ exit 3", 3, "", ""},
+		"a code that hasp uses":  {"run key -- $ exit 75", 75, "", ""},
+		"its own stderr":         {"run key -- $ echo text; echo problem >&2", 0, "text\n", "problem\n"},
+		"ended by a signal":      {"run key -- $ kill -KILL $$", 128 + 9, "", ""},
+		"a script without shell": {"run key -- " + noInterpreter, 7, "", ""},
+		"not found":              {"run key -- hasp-no-such-command", exitNotFound, "", `cannot run "hasp-no-such-command": executable file not found in $PATH`},
+		"no such file":           {"run key -- " + dir + "/none", exitNotFound, "", "no such file or directory"},
+		"not executable":         {"run key -- " + plain, exitCannotRun, "", "permission denied"},
+		"a directory":            {"run key -- " + dir, exitCannotRun, "", "is a directory"},
+		"ended by its max hold":  {"run key --max-hold 1 -- $ sleep 600", exitLost, "", "its max hold is over"},
+		"lead":                   {`lead key --fence -- $ echo "$HASP_KEY ${HASP_FENCE:+fence}"; exit 7`, 7, "key fence\n", `leads "key"`},
+		"lead, not found":        {"lead key -- hasp-no-such-command", exitNotFound, "", "cannot run"},
+		"lead, a directory":      {"lead key -- " + dir, exitCannotRun, "", "is a directory"},
 
-		"knows its key and its store": {"run key --", `echo "$HASP_KEY ${HASP_FENCE-none} $HASP_URL"`, 0, "key none URL\n", ""},
-		"knows its fence":             {"run key --fence --", `[ "$HASP_FENCE" -gt 0 ] && echo "$HASP_KEY"`, 0, "key\n", ""},
-		"knows its slot":              {slots, `[ "$HASP_SLOT" -lt 2 ] && echo "$HASP_KEY"`, 0, "key\n", ""}, // the second slot
+		"knows its key and its store": {`run key -- $ echo "$HASP_KEY ${HASP_FENCE-none} $HASP_URL"`, 0, "key none URL\n", ""},
+		"knows its fence":             {`run key --fence -- $ [ "$HASP_FENCE" -gt 0 ] && echo "$HASP_KEY"`, 0, "key\n", ""},
+		"knows its slot":              {slots + `$ [ "$HASP_SLOT" -lt 2 ] && echo "$HASP_KEY"`, 0, "key\n", ""}, // the second slot
 
 		// What the run around it has does not reach the command.
-		"no fence of the run around it": {"run outer --fence -- HASP run inner --", `echo "$HASP_KEY ${HASP_FENCE-none}"`, 0, "inner none\n", ""},
-		"no slot of the run around it":  {"run key --slots 1 -- HASP run key --", `echo "$HASP_KEY ${HASP_SLOT-none}"`, 0, "key none\n", ""},
+		"no fence of the run around it": {`run outer --fence -- HASP run inner -- $ echo "$HASP_KEY ${HASP_FENCE-none}"`, 0, "inner none\n", ""},
+		"no slot of the run around it":  {`run key --slots 1 -- HASP run key -- $ echo "$HASP_KEY ${HASP_SLOT-none}"`, 0, "key none\n", ""},
 
 		// A run inside another one with the same key waits for the outer run, which waits for it.
-		"inside itself":      {"run a&b=c%20 -- HASP run a&b=c%20 --wait 1500ms -- echo ran", "", exitNotAcquired, "", "waiting for \"a&b=c%20\", held by \""},
-		"inside all slots":   {slots + "HASP run key --slots 2 --no-wait -- echo ran", "", exitNotAcquired, "", "the command was not run"},
-		"with another store": {"run key -- HASP run key --url filelock://" + t.TempDir() + " -- echo ran", "", 0, "ran\n", ""},
-		"waits for a slot": {slots + "HASP run key --slots 2 --wait 1500ms -- echo ran", "", exitNotAcquired, "",
+		"inside itself":      {"run a&b=c%20 -- HASP run a&b=c%20 --wait 1500ms -- echo ran", exitNotAcquired, "", "waiting for \"a&b=c%20\", held by \""},
+		"inside all slots":   {slots + "HASP run key --slots 2 --no-wait -- echo ran", exitNotAcquired, "", "the command was not run"},
+		"with another store": {"run key -- HASP run key --url filelock://" + t.TempDir() + " -- echo ran", 0, "ran\n", ""},
+		"waits for a slot": {slots + "HASP run key --slots 2 --wait 1500ms -- echo ran", exitNotAcquired, "",
 			`waiting for one of the 2 slots of "key"`},
 
-		"both shared":            {"run key --shared -- HASP run key --no-wait --shared -- echo both", "", 0, "both\n", ""},
-		"the inner one is alone": {"run key --shared -- HASP run key --no-wait -- echo ran", "", exitNotAcquired, "", `left; the command was not run`},
+		"both shared":            {"run key --shared -- HASP run key --no-wait --shared -- echo both", 0, "both\n", ""},
+		"the inner one is alone": {"run key --shared -- HASP run key --no-wait -- echo ran", exitNotAcquired, "", `left; the command was not run`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -107,7 +108,7 @@ func TestRunOfAProcessThatIsLeft(t *testing.T) {
 	t.Parallel()
 	p := startHasp(t, store(t)+"?owner=ci", "run", "key", "--", "sh", "-c",
 		`(while ! "$0" inspect key | grep -q free; do sleep 0.05; done; "$0" run key -- echo ran) &`, executable(t))
-	contains(t, p.wait().want(t, 0).out, "ran")
+	p.wait().shows(t, "ran")
 }
 
 func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
@@ -167,7 +168,7 @@ func TestLossEndsTheCommand(t *testing.T) {
 			t.Parallel()
 			url := store(t)
 			p := script(t, url, c.script, "--ttl", soonLost, "--grace", c.grace)
-			contains(t, runHasp(t, url, "break", "key", "--force").want(t, 0).out, "work may still be running")
+			runHasp(t, url, "break", "key", "--force").shows(t, "work may still be running")
 			o := p.wait().want(t, exitLost)
 			contains(t, o.out, c.out)
 			contains(t, o.err, `hasp: lost "key": the store does not have it any more`)
@@ -181,7 +182,7 @@ func TestLossIsReportedAtTheEnd(t *testing.T) {
 	url := store(t)
 	p := hold(t, url, "--ttl", "10m")
 	runHasp(t, url, "break", "key", "--force").want(t, 0)
-	contains(t, p.free().want(t, exitLost).err, `lost "key" before the command ended`)
+	p.free().fails(t, exitLost, `lost "key" before the command ended`)
 }
 
 func TestRunSaysThatItWaits(t *testing.T) {
@@ -218,7 +219,7 @@ func TestServerIsGoneAtTheEnd(t *testing.T) {
 	s := redistest.Start(t, &redistest.Options{Own: true})
 	p := script(t, redisURL(t, s), "echo ready; cat; exit 5", "--ttl", "10m")
 	s.Kill()
-	contains(t, p.free().want(t, 5).err, "the key is free when its term is over")
+	p.free().fails(t, 5, "the key is free when its term is over")
 }
 
 func TestSignalsReachTheWholeGroup(t *testing.T) {
@@ -243,5 +244,5 @@ func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	p := start(t, inShell(cmd, `trap '' HUP; exec "$0" "$@"`))
 	p.out.expect("ready")
 	p.signal(unix.SIGHUP)
-	contains(t, p.free().want(t, 0).out, "survived")
+	p.free().shows(t, "survived")
 }

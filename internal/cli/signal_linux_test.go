@@ -48,7 +48,7 @@ func TestSignalEndsTheOpening(t *testing.T) {
 		}
 		defer conn.Close()
 		p.signal(unix.SIGTERM)
-		contains(t, p.wait().want(t, 128+15).err, "hasp: ended by signal")
+		p.wait().fails(t, 128+15, "hasp: ended by signal")
 	}
 }
 

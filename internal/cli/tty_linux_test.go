@@ -15,48 +15,61 @@ import (
 // whereAmI is a shell script that prints whether it is in the foreground.
 const whereAmI = `set -- $(cut -d' ' -f5,8 /proc/self/stat); [ $1 = $2 ] && echo foreground || echo background; `
 
-type step func(*session)
-
-func typed(text string) step    { return func(s *session) { s.types(text) } }
-func ordered(text string) step  { return func(s *session) { s.order(text) } }
-func seen(text string) step     { return func(s *session) { s.expect(text) } }
-func piped(text string) step    { return func(s *session) { s.piped.expect(text) } }
-func reported(text string) step { return func(s *session) { s.report.expect(text) } }
+// does makes one step of a session: a word for what happens, and a text.
+func (s *session) does(step string) {
+	s.t.Helper()
+	word, text, _ := strings.Cut(step, " ")
+	switch word {
+	case "types":
+		s.types(text)
+	case "orders": // of the shell
+		s.order(text)
+	case "sees":
+		s.expect(text)
+	case "piped":
+		s.piped.expect(text)
+	case "shell": // what it reports
+		s.report.expect(text)
+	case "held":
+		lock(s.t, s.url, exitNotAcquired, "--no-wait")
+	default:
+		s.t.Fatalf("not a step: %q", step)
+	}
+}
 
 func TestRunOnATerminal(t *testing.T) {
 	t.Parallel()
 	reads := []string{"run", "key", "--", "sh", "-c", whereAmI + `read x; echo "got $x"`}
 	broken := []string{"run", "key", "--", file(t, "program", "#!/hasp/no/such/interpreter\n", 0o700)}
-	stillHeld := func(s *session) { lock(s.t, s.url, exitNotAcquired, "--no-wait") }
 	for name, c := range map[string]struct {
 		args  []string
 		piped bool
-		steps []step
+		steps []string
 	}{
-		"is taken back from a command that cannot run": {broken, false, []step{reported("exited 127: the job has the terminal")}},
-		"sends Ctrl-C to the command":                  {runSteady(t), false, []step{seen("ready"), typed("\x03"), seen("caught"), reported("exited 4")}},
-		"stops at Ctrl-Z, and goes on at fg": {reads, false, []step{
-			seen("foreground"), typed("\x1a"), reported("stopped: the job has the terminal"), stillHeld,
-			ordered("fg"), typed("more\n"), seen("got more"), reported("exited 0: the job has the terminal")}},
+		"is taken back from a command that cannot run": {broken, false, []string{"shell exited 127: the job has the terminal"}},
+		"sends Ctrl-C to the command":                  {runSteady(t), false, []string{"sees ready", "types \x03", "sees caught", "shell exited 4"}},
+		"stops at Ctrl-Z, and goes on at fg": {reads, false, []string{
+			"sees foreground", "types \x1a", "shell stopped: the job has the terminal", "held",
+			"orders fg", "types more\n", "sees got more", "shell exited 0: the job has the terminal"}},
 
 		// If hasp runs in $(…) or a pipe, it lends the terminal when the command reads from it.
 		// Before that, Ctrl-C and Ctrl-Z reach hasp, which passes them on.
-		"is lent to a command in a pipe when it reads": {reads, true, []step{
-			piped("background"), typed("text\n"), piped("got text"), reported("exited 0: the job has the terminal")}},
-		"passes keys on to a command in a pipe": {runSteady(t), true, []step{
-			piped("ready"), typed("\x1a"), reported("stopped"), ordered("fg"), reported("continued"),
-			typed("\x03"), piped("caught"), reported("exited 4")}},
+		"is lent to a command in a pipe when it reads": {reads, true, []string{
+			"piped background", "types text\n", "piped got text", "shell exited 0: the job has the terminal"}},
+		"passes keys on to a command in a pipe": {runSteady(t), true, []string{
+			"piped ready", "types \x1a", "shell stopped", "orders fg", "shell continued",
+			"types \x03", "piped caught", "shell exited 4"}},
 
 		// A shell does the same with any other job.
-		"stops a job in the background when its command reads": {append(slices.Clip(reads), "&"), false, []step{
-			seen("background"), reported("stopped: the shell has the terminal"),
-			ordered("fg"), typed("text\n"), seen("got text"), reported("exited 0: the job has the terminal")}},
+		"stops a job in the background when its command reads": {append(slices.Clip(reads), "&"), false, []string{
+			"sees background", "shell stopped: the shell has the terminal",
+			"orders fg", "types text\n", "sees got text", "shell exited 0: the job has the terminal"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := startSession(t, store(t), c.piped, c.args...)
 			for _, step := range c.steps {
-				step(s)
+				s.does(step)
 			}
 		})
 	}

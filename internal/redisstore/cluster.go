@@ -179,7 +179,7 @@ const keepsHost = "="
 // go-redis finds the same client when a server redirects to them.
 func marked(addr string) string {
 	host, _, _ := net.SplitHostPort(addr)
-	if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
+	if net.ParseIP(host).IsLoopback() {
 		return keepsHost + addr
 	}
 	return addr
@@ -189,6 +189,5 @@ func marked(addr string) string {
 func whole(addr string) string { return strings.TrimPrefix(addr, keepsHost) }
 
 func loopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }

@@ -109,11 +109,12 @@ func TestSentinelsThatDoNotAnswer(t *testing.T) {
 	openWithout(t, set.URL())
 }
 
-// Open passes over one master of a cluster that hangs.
+// Open passes over one master of a cluster that hangs. Sharded asks the server that has the slot of
+// the key.
 func TestNodesThatDoNotAnswer(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
-	away := set.Master("k")
+	away := set.Master("") // to which a call without a key would go
 	key := "a"
 	for set.Master(key) == away {
 		key += "a"
@@ -121,8 +122,11 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	away.Pause()
 	s := openWithout(t, set.URL())
 	expect(t, s, "set", "OK", "set", key, "v")
+	if !s.Sharded(t.Context(), key) {
+		t.Error("not sharded")
+	}
 	away.Resume()
-	expect(t, s, "set", "OK", "set", "k", "v")
+	expect(t, s, "set", "OK", "set", "", "v")
 
 	// Open refuses a cluster of which one master may evict keys.
 	rdb := away.Client()
@@ -141,6 +145,22 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	for _, rdb := range []redis.UniversalClient{rdb, struct{ redis.UniversalClient }{cluster}} {
 		_, err = New(rdb).Do(t.Context(), "get", key)
 		wantsOutage(t, err, "it is one server of a cluster … redis-cluster://")
+	}
+
+	// A list over a client that was passed has the keys of all masters.
+	keys, found := numbered("key", 40), map[Candidate]bool{}
+	for _, key := range keys {
+		record := strings.Repeat("A", minToken) + Mark
+		expect(t, s, "set", "OK", "set", key, record, "px", "600000")
+	}
+	for page, err := range New(cluster).Scan(t.Context(), "key", soon, ByToken) {
+		await.Must(t, err)
+		for _, c := range page {
+			found[c] = true
+		}
+	}
+	if len(found) != len(keys) {
+		t.Errorf("found %v", found)
 	}
 }
 

@@ -21,26 +21,17 @@ import (
 // The first call of a passed client says what to do, as Open does, even if the caller leaves while
 // go-redis still tries to connect, or while another caller checks the server.
 func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
-	for hint, client := range map[string]func(o *redis.Options) redis.UniversalClient{
-		"check the user and the password": func(o *redis.Options) redis.UniversalClient {
-			o.Password = "wrong"
-			return redis.NewClient(o)
-		},
-		"is Redis running there?": func(o *redis.Options) redis.UniversalClient {
-			o.Addr = deadPort
-			return redis.NewClient(o)
-		},
-		"that Redis is in no cluster": func(o *redis.Options) redis.UniversalClient {
-			return redis.NewClusterClient(&redis.ClusterOptions{
-				Addrs: []string{o.Addr}, Password: o.Password,
-			})
-		},
+	// miniredis is always a cluster
+	srv := redistest.Start(t, &redistest.Options{Real: true, Password: "secret"})
+	at := []string{srv.Addr}
+	for hint, o := range map[string]*redis.UniversalOptions{
+		"check the user and the password": {Addrs: at, Password: "wrong"},
+		"is Redis running there?":         {Addrs: []string{deadPort}},
+		"that Redis is in no cluster":     {Addrs: at, Password: "secret", IsClusterMode: true},
 	} {
 		t.Run(hint, func(t *testing.T) {
 			t.Parallel()
-			// miniredis is always a cluster
-			srv := redistest.Start(t, &redistest.Options{Real: true, Password: "secret"})
-			rdb := client(srv.ClientOptions())
+			rdb := redis.NewUniversalClient(o)
 			defer rdb.Close()
 			s := New(rdb)
 			says := func() bool {

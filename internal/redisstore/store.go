@@ -239,16 +239,15 @@ func (s *Store) Send(ctx context.Context, key string, confirm bool, args ...stri
 // server executes the commands in the given order, but may execute commands of other clients in
 // between. If Prepare made the Store, each reply contains the run ID of the server that sent it.
 func (s *Store) DoAll(ctx context.Context, commands ...[]string) []Reply {
+	replies := make([]Reply, len(commands))
 	at, err := s.ready(ctx, "")
 	if err != nil {
-		replies := make([]Reply, len(commands))
 		for i := range replies {
 			replies[i].Err = err
 		}
 		return replies
 	}
 
-	replies := make([]Reply, len(commands))
 	at.calls.do(ctx, replies, commands...)
 	for i, r := range replies {
 		replies[i].Value, replies[i].Err = s.outcome(ctx, at, r)

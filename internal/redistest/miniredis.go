@@ -120,7 +120,8 @@ func (v *VirtualServer) Client() *redis.Client {
 	return v.client(func(ctx context.Context, network, addr string) (net.Conn, error) {
 		v.Dials.Add(1)
 		if v.dead.Load() {
-			return refused{}, nil
+			end, _ := net.Pipe()
+			return refused{end}, nil
 		}
 		return dial(ctx, network, addr)
 	})
@@ -154,13 +155,8 @@ type refused struct{ net.Conn }
 // errRefused wraps its error once more (by Join), because go-redis removes one layer of an error.
 var errRefused = errors.Join(&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED})
 
-func (refused) Read([]byte) (int, error)         { return 0, errRefused }
-func (refused) Write([]byte) (int, error)        { return 0, errRefused }
-func (refused) Close() error                     { return nil }
-func (refused) RemoteAddr() net.Addr             { return nil }
-func (refused) SetDeadline(time.Time) error      { return nil }
-func (refused) SetReadDeadline(time.Time) error  { return nil }
-func (refused) SetWriteDeadline(time.Time) error { return nil }
+func (refused) Read([]byte) (int, error)  { return 0, errRefused }
+func (refused) Write([]byte) (int, error) { return 0, errRefused }
 
 // Direct is Client without the Proxy.
 func (v *VirtualServer) Direct() *redis.Client {
@@ -275,11 +271,9 @@ type identity struct {
 
 // renew makes a new run ID.
 func (i *identity) renew() {
-	b := make([]byte, 20)
-	rand.Read(b)
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.run = fmt.Sprintf("%x", b)
+	i.run = rand.Text()
 }
 
 // answer is a hook of miniredis. miniredis calls it for every command, even in scripts. answer

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -178,13 +179,11 @@ func (s *Set) must(what string, ask func(ctx context.Context) error) {
 
 // Each calls f for 0 to n-1 at the same time, and joins the errors.
 func Each(n int, f func(i int) error) error {
-	errs := make(chan error, n)
+	errs := make([]error, n)
+	var all sync.WaitGroup
 	for i := range n {
-		go func() { errs <- f(i) }()
+		all.Go(func() { errs[i] = f(i) })
 	}
-	var all error
-	for range n {
-		all = errors.Join(all, <-errs)
-	}
-	return all
+	all.Wait()
+	return errors.Join(errs...)
 }

@@ -126,45 +126,45 @@ func TestWhoIsRefused(t *testing.T) {
 	bearer := "Authorization: Bearer " + token
 	for _, c := range []struct {
 		o       Options
-		method  string
-		host    string
-		headers []string
+		request string // the method and the host
+		headers string // in lines
 		want    int
 	}{
-		{local, "GET", "127.0.0.1:7420", nil, 200},
-		{local, "HEAD", "localhost:7420", nil, 200},
-		{local, "GET", "LocalHost:7420", nil, 200},
-		{local, "GET", "[::1]:7420", nil, 200},
-		{local, "POST", "127.0.0.1:7420", nil, 405},
-		{local, "DELETE", "127.0.0.1:7420", nil, 405},
-		{local, "OPTIONS", "127.0.0.1:7420", []string{"Origin: http://evil.example"}, 405},
+		{local, "GET 127.0.0.1:7420", "", 200},
+		{local, "HEAD localhost:7420", "", 200},
+		{local, "GET LocalHost:7420", "", 200},
+		{local, "GET [::1]:7420", "", 200},
+		{local, "POST 127.0.0.1:7420", "", 405},
+		{local, "DELETE 127.0.0.1:7420", "", 405},
+		{local, "OPTIONS 127.0.0.1:7420", "Origin: http://evil.example", 405},
 
 		// Another site's name may resolve to this address.
-		{local, "GET", "evil.example:7420", nil, 421},
-		{local, "GET", "127.0.0.1.evil.example:7420", nil, 421},
-		{local, "GET", "192.0.2.1:7420", nil, 421},
-		{local, "GET", "", nil, 421},
+		{local, "GET evil.example:7420", "", 421},
+		{local, "GET 127.0.0.1.evil.example:7420", "", 421},
+		{local, "GET 192.0.2.1:7420", "", 421},
+		{local, "GET ", "", 421},
 
-		{local, "GET", "127.0.0.1:7420", []string{"Origin: http://127.0.0.1:7420", "Sec-Fetch-Site: same-origin"}, 200},
-		{local, "GET", "127.0.0.1:7420", []string{"Sec-Fetch-Site: none"}, 200},
-		{local, "GET", "127.0.0.1:7420", []string{"Origin: http://evil.example"}, 403},
-		{local, "GET", "127.0.0.1:7420", []string{"Origin: http://127.0.0.1:8080"}, 403},
-		{local, "GET", "127.0.0.1:7420", []string{"Origin: null"}, 403},
-		{local, "GET", "127.0.0.1:7420", []string{"Sec-Fetch-Site: cross-site"}, 403},
-		{local, "GET", "127.0.0.1:7420", []string{"Sec-Fetch-Site: same-site"}, 403},
+		{local, "GET 127.0.0.1:7420", "Origin: http://127.0.0.1:7420\nSec-Fetch-Site: same-origin", 200},
+		{local, "GET 127.0.0.1:7420", "Sec-Fetch-Site: none", 200},
+		{local, "GET 127.0.0.1:7420", "Origin: http://evil.example", 403},
+		{local, "GET 127.0.0.1:7420", "Origin: http://127.0.0.1:8080", 403},
+		{local, "GET 127.0.0.1:7420", "Origin: null", 403},
+		{local, "GET 127.0.0.1:7420", "Sec-Fetch-Site: cross-site", 403},
+		{local, "GET 127.0.0.1:7420", "Sec-Fetch-Site: same-site", 403},
 
-		{wide, "GET", "192.0.2.1:7420", nil, 401},
-		{wide, "GET", "192.0.2.1:7420", []string{bearer}, 200},
-		{wide, "GET", "locks.example", []string{bearer}, 200},
-		{wide, "GET", "evil.example", []string{bearer}, 421},
-		{wide, "GET", "192.0.2.1:7420", []string{bearer, "Origin: http://evil.example"}, 403},
-		{wide, "GET", "192.0.2.1:7420", []string{bearer + "x"}, 401},
-		{wide, "GET", "192.0.2.1:7420", []string{"Authorization: Bearer "}, 401},
-		{wide, "GET", "192.0.2.1:7420", []string{"Cookie: hasp_ui_7420=" + token}, 401},
-		{wide, "GET", "192.0.2.1:7420", []string{"Cookie: hasp_ui_7420="}, 401},
+		{wide, "GET 192.0.2.1:7420", "", 401},
+		{wide, "GET 192.0.2.1:7420", bearer, 200},
+		{wide, "GET locks.example", bearer, 200},
+		{wide, "GET evil.example", bearer, 421},
+		{wide, "GET 192.0.2.1:7420", bearer + "\nOrigin: http://evil.example", 403},
+		{wide, "GET 192.0.2.1:7420", bearer + "x", 401},
+		{wide, "GET 192.0.2.1:7420", "Authorization: Bearer ", 401},
+		{wide, "GET 192.0.2.1:7420", "Cookie: hasp_ui_7420=" + token, 401},
+		{wide, "GET 192.0.2.1:7420", "Cookie: hasp_ui_7420=", 401},
 	} {
+		method, host, _ := strings.Cut(c.request, " ")
 		for _, path := range []string{"/", "/page.js", "/key?id=YQ"} {
-			h := ask(t, New(&source{}, c.o), c.want, c.method, path, c.host, c.headers...).Header
+			h := ask(t, New(&source{}, c.o), c.want, method, path, host, strings.Split(c.headers, "\n")...).Header
 			if got := h.Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none'; script-src 'self'; ") || !strings.Contains(got, "frame-ancestors 'none'") || strings.Contains(got, "unsafe") {
 				t.Errorf("%s: policy %q", path, got)
 			}
@@ -342,9 +342,8 @@ func TestTimeline(t *testing.T) {
 			}
 		}
 
-		since := time.Now()
 		a := held("k", "a", 6*time.Second, "b", "c")
-		a.Since = since
+		a.Since = time.Now()
 		at(a)
 		want("held", "a holds ", "b waits ", "c waits ")
 		second := held("k", "b", 3*time.Second)

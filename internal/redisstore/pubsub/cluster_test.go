@@ -12,41 +12,73 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
+// followers are Listeners of two Stores: of a URL, and of a client that was passed.
+type followers struct {
+	stores    []*redisstore.Store
+	recorders map[string][]*recorder // by channel
+	sharded   bool                   // the channels are in slots
+}
+
+func follow(t *testing.T, url string, rdb redis.UniversalClient, channels ...string) *followers {
+	t.Helper()
+	t.Cleanup(func() { rdb.Close() })
+	passed := redisstore.New(rdb)
+	t.Cleanup(func() { passed.Close() })
+	f := &followers{recorders: map[string][]*recorder{}}
+	f.stores = []*redisstore.Store{await.Value(open(t, url, nil)), passed}
+	for _, name := range channels {
+		for _, s := range f.stores {
+			f.recorders[name] = append(f.recorders[name], listenTo(t, s, name))
+		}
+	}
+	return f
+}
+
+// areAt waits until both Stores are subscribed to a channel at the server, and get its messages.
+func (f *followers) areAt(t *testing.T, srv *redistest.Server, name string) {
+	t.Helper()
+	rdb := srv.Client()
+	subscribers, publish := rdb.PubSubNumSub, rdb.Publish
+	if f.sharded {
+		subscribers, publish = rdb.PubSubShardNumSub, rdb.SPublish
+	}
+	until(t, "two subscribers of "+name+" at "+srv.Addr, func() bool {
+		return subscribers(t.Context(), name).Val()[name] == 2
+	})
+	for _, e := range f.recorders[name] {
+		getsSoon(t, publish, e, name)
+	}
+}
+
+// learned waits until both Listeners of a channel have learned of n gaps.
+func (f *followers) learned(t *testing.T, name string, n int) {
+	t.Helper()
+	for i, e := range f.recorders[name] {
+		until(t, fmt.Sprint(i, " learns of the gap"), func() bool { return e.count() >= n })
+	}
+}
+
+func addrs(servers []*redistest.Server) (all []string) {
+	for _, s := range servers {
+		all = append(all, s.Addr)
+	}
+	return all
+}
+
 // After a failover Listeners are on the new master, also if the old one is still up.
 func TestListenersFollowTheMaster(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartSentinel(t, nil)
-	var addrs []string
-	for _, s := range set.Sentinels {
-		addrs = append(addrs, s.Addr)
-	}
-	failover := redis.NewFailoverClient(&redis.FailoverOptions{
-		MasterName: set.Name, SentinelAddrs: addrs,
-	})
-	defer failover.Close()
-	byURL := await.Value(open(t, set.URL(), nil))
-	handedIn := redisstore.New(failover)
-	defer handedIn.Close()
-	both := []*recorder{listenTo(t, byURL, "ch"), listenTo(t, handedIn, "ch")}
-	there := func() {
-		t.Helper()
-		rdb := set.Master().Client()
-		until(t, "two subscribers at "+rdb.Options().Addr, func() bool {
-			return rdb.PubSubNumSub(t.Context(), "ch").Val()["ch"] == 2
-		})
-		for _, e := range both {
-			getsSoon(t, rdb, e, "ch")
-		}
-	}
-	there()
+	f := follow(t, set.URL(), redis.NewFailoverClient(&redis.FailoverOptions{
+		MasterName: set.Name, SentinelAddrs: addrs(set.Sentinels),
+	}), "ch")
+	f.areAt(t, set.Master(), "ch")
 	set.Failover()
-	there()
-	for i, e := range both {
-		// It may still be at the old master, which passes on what the new one publishes, while
-		// the other one has two connections to the new master for a moment.
-		until(t, fmt.Sprint(i, " learns of the gap"), func() bool { return e.count() > 0 })
-	}
-	there()
+	f.areAt(t, set.Master(), "ch")
+	// A Listener may still be at the old master, which passes on what the new one publishes, while
+	// the other Listener has two connections to the new master for a moment.
+	f.learned(t, "ch", 1)
+	f.areAt(t, set.Master(), "ch")
 }
 
 // Listeners are at the server of their slot, also if the slot moves, or if its server
@@ -54,53 +86,26 @@ func TestListenersFollowTheMaster(t *testing.T) {
 func TestListenersFollowTheirSlot(t *testing.T) {
 	t.Parallel()
 	set := redistest.StartCluster(t, nil)
-	var addrs []string
-	for _, s := range set.Servers {
-		addrs = append(addrs, s.Addr)
-	}
-	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
-	defer cluster.Close()
-	byURL := await.Value(open(t, set.URL(), nil))
-	both := []*redisstore.Store{byURL, redisstore.New(cluster)}
+	names := []string{"a", "{a}x", "b", "c", "d", "e"}
+	f := follow(t, set.URL(), redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: addrs(set.Servers),
+	}), names...)
+	f.sharded = true
 	nodes := map[string]*redis.Client{}
 	for _, s := range set.Servers {
 		nodes[s.Addr] = s.Client()
 	}
-	names := []string{"a", "{a}x", "b", "c", "d", "e"}
-	recorders := map[string][]*recorder{}
-	for _, name := range names {
-		for _, s := range both {
-			recorders[name] = append(recorders[name], listenTo(t, s, name))
-		}
-	}
 	there := func() {
 		t.Helper()
 		for _, name := range names {
-			rdb := nodes[set.Master(name).Addr]
-			until(t, "two subscribers of "+name+" at "+rdb.Options().Addr, func() bool {
-				return rdb.PubSubShardNumSub(t.Context(), name).Val()[name] == 2
-			})
-			for _, e := range recorders[name] {
-				until(t, "a message on "+name, func() bool {
-					rdb.SPublish(t.Context(), name, "x")
-					return strings.Contains(e.take(), "x")
-				})
-			}
+			f.areAt(t, set.Master(name), name)
 		}
 	}
 	connections := func(rdb *redis.Client) int {
 		list := rdb.Do(t.Context(), "client", "list", "type", "pubsub")
 		return strings.Count(list.String(), "id=")
 	}
-	missed := func(name string, n int) {
-		t.Helper()
-		for i, e := range recorders[name] {
-			if e.count() < n {
-				t.Errorf("%d learned of %d gaps, want %d", i, e.count(), n)
-			}
-		}
-	}
-	for i, s := range both {
+	for i, s := range f.stores {
 		if !s.Sharded(t.Context(), "a") {
 			t.Fatalf("%d is not sharded", i)
 		}
@@ -111,37 +116,21 @@ func TestListenersFollowTheirSlot(t *testing.T) {
 	}
 	set.Move("a")()
 	there()
-	missed("a", 1)
-	missed("{a}x", 1)
+	f.learned(t, "a", 1)
+	f.learned(t, "{a}x", 1)
 	set.Failover("a")
 	there()
-	missed("a", 2)
+	f.learned(t, "a", 2)
 	set.Master("b").Kill()
 	set.Failover("b")
 	there()
-	missed("b", 1)
-	for _, s := range both {
+	f.learned(t, "b", 1)
+	for _, s := range f.stores {
 		s.Close()
 	}
 	for _, rdb := range nodes {
 		if rdb.Ping(t.Context()).Err() == nil { // not the one that was killed
 			until(t, "nothing left", func() bool { return connections(rdb) == 0 })
 		}
-	}
-}
-
-// Sharded asks the server that has the slot of the key, because another one may hang.
-func TestShardedWhileAnotherServerHangs(t *testing.T) {
-	set := redistest.StartCluster(t, &redistest.Options{Bare: true})
-	s := await.Value(open(t, set.URL(), nil))
-	hangs := set.Master("") // has the slot of the empty key
-	key := ""
-	for i := 0; key == "" || set.Master(key) == hangs; i++ {
-		key = fmt.Sprint("key", i)
-	}
-	hangs.Pause()
-	defer hangs.Resume()
-	if !s.Sharded(t.Context(), key) {
-		t.Error("not sharded")
 	}
 }

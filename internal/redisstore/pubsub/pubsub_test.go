@@ -110,8 +110,7 @@ func (e *recorder) count() int {
 func listen(t *testing.T, b *pubsub.Subscriber, name string) *recorder {
 	t.Helper()
 	e := &recorder{}
-	l := await.Value(b.Listen(t.Context(), name, name, e.record))
-	e.Listener = l
+	e.Listener = await.Value(b.Listen(t.Context(), name, name, e.record))
 	return e
 }
 
@@ -124,18 +123,13 @@ func (s *listening) listen(name string) *recorder {
 func listenTo(t *testing.T, s *redisstore.Store, name string) *recorder {
 	t.Helper()
 	e := &recorder{}
-	for end := time.Now().Add(time.Minute); ; {
+	await.Success(t, "listen to "+name, func() (err error) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		l, err := s.Listen(ctx, name, name, e.record)
-		cancel()
-		if err == nil {
-			e.Listener = l
-			return e
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+		defer cancel()
+		e.Listener, err = s.Listen(ctx, name, name, e.record)
+		return err
+	})
+	return e
 }
 
 func (s *listening) publish(name, payload string) {
@@ -166,12 +160,13 @@ func (s *listening) commands() string {
 
 func TestListenReceivesLaterMessages(t *testing.T) {
 	virtually(t, func(t *testing.T, s *listening) {
-		a, b := s.listen("a"), s.listen("b")
+		a, b, beside := s.listen("a"), s.listen("b"), s.listen("b")
 		s.publish("a", "one")
 		s.publish("b", "two")
 		s.publish("a", "three")
 		s.wants(a, "one three")
 		s.wants(b, "two")
+		s.wants(beside, "two")
 		a.Close()
 		s.publish("a", "four")
 		s.wants(a, "")
@@ -186,37 +181,12 @@ func TestListenReceivesLaterMessages(t *testing.T) {
 	})
 }
 
-// The Listeners of a channel share its subscription. A Listener that comes when it is
-// confirmed sends nothing.
-func TestSubscriptionsAreShared(t *testing.T) {
-	virtually(t, func(t *testing.T, s *listening) {
-		s.srv.Proxy.Commands()
-		first := s.listen("ch")
-		s.srv.Proxy.Stall()
-		var all []*recorder
-		for range 100 {
-			all = append(all, s.listen("ch"))
-		}
-		s.srv.Proxy.Flow()
-		first.Close()
-		s.publish("ch", "x")
-		for _, e := range all {
-			s.wants(e, "x")
-			e.Close()
-		}
-		s.wants(first, "")
-		if got, want := s.commands(), "map[subscribe:1]"; got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-	})
-}
-
-// subscribed tests which channels the server has.
-func (s *listening) subscribed(want ...string) {
-	s.t.Helper()
+// subscribed tests which channels a server has.
+func subscribed(t *testing.T, srv *redistest.VirtualServer, want ...string) {
+	t.Helper()
 	synctest.Wait()
-	if got := s.srv.Mini.PubSubChannels("*"); !slices.Equal(got, want) {
-		s.t.Errorf("subscribed to %q, want %q", got, want)
+	if got := srv.Mini.PubSubChannels("*"); !slices.Equal(got, want) {
+		t.Errorf("subscribed to %q, want %q", got, want)
 	}
 }
 
@@ -228,8 +198,9 @@ func (s *listening) connected(least, most int64) {
 	}
 }
 
-// The channel of a contended key is subscribed to once, if there is a Listener most of the
-// time. After the last Listener the subscription ends, and so does the connection.
+// The channel of a contended key is subscribed to once, if there is a Listener most of the time. A
+// Listener that comes when the subscription is confirmed sends nothing. After the last Listener the
+// subscription ends, and so does the connection.
 func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 	virtually(t, func(t *testing.T, s *listening) {
 		s.srv.Proxy.Commands()
@@ -242,7 +213,7 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 			t.Errorf("got %s, want %s", got, want)
 		}
 		time.Sleep(unused)
-		s.subscribed("other")
+		subscribed(t, s.srv, "other")
 		other.Close()
 		other.Close() // the second call does nothing
 		again := s.listen("other")
@@ -252,7 +223,7 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 		s.connected(1, 1)
 		again.Close()
 		time.Sleep(unused)
-		s.subscribed()
+		subscribed(t, s.srv)
 		if left := goroutines(); left != "" {
 			t.Errorf("after a while:\n%s", left)
 		}
@@ -264,71 +235,21 @@ func TestSubscriptionsAreDroppedLazily(t *testing.T) {
 	})
 }
 
-// A connection on which nothing arrives is replaced, even if writes to it succeed.
-func TestPongIsDemanded(t *testing.T) {
-	virtually(t, func(t *testing.T, s *listening) {
-		a, b := s.listen("a"), s.listen("b")
-		time.Sleep(time.Minute)
-		s.wants(a, "") // a connection that works is not replaced
-		s.srv.Proxy.Fail("ping", faultproxy.HangReply)
-		began := time.Now()
-		for b.count() == 0 && time.Since(began) < time.Minute {
-			time.Sleep(time.Millisecond)
-			synctest.Wait()
-		}
-		if d := time.Since(began); d > pubsub.TickEvery+pubsub.DeadAfter+time.Second {
-			t.Errorf("took %v", d)
-		}
-		s.wants(a, "again")
-		s.wants(b, "again")
-		s.publish("a", "x")
-		s.wants(a, "x")
-	})
-}
-
-// After a connection was lost, a channel is confirmed again before its Listeners learn of the gap.
-func TestReconnect(t *testing.T) {
-	virtually(t, func(t *testing.T, s *listening) {
-		a, b := s.listen("a"), s.listen("b")
-		b.record("", false)
-		b.take()
-		for _, pause := range []time.Duration{0, 0, time.Minute, time.Minute} {
-			time.Sleep(pause)
-			s.srv.Proxy.Cut()
-			time.Sleep(soon)
-			s.wants(a, "again")
-			s.wants(b, "again")
-			s.publish("b", "x")
-			s.wants(b, "x")
-		}
-		s.srv.Proxy.Down()
-		time.Sleep(time.Minute)
-		s.wants(a, "")
-		s.srv.Proxy.Up()
-		time.Sleep(2 * time.Second)
-		s.wants(a, "again")
-		s.publish("a", "x")
-		s.wants(a, "x")
-	})
-}
-
 // While a server cannot be used, there are few attempts to connect, however many calls of
 // Listen there are. They return the error.
 func TestAttemptsToConnectAreRare(t *testing.T) {
+	endsEach := func(command string) func(p *faultproxy.Proxy) {
+		return func(p *faultproxy.Proxy) {
+			for range 1000 {
+				p.Fail(command, faultproxy.LoseReply)
+			}
+			p.Cut()
+		}
+	}
 	for name, fault := range map[string]func(p *faultproxy.Proxy){
-		"down": func(p *faultproxy.Proxy) { p.Down() },
-		"ends each connection": func(p *faultproxy.Proxy) {
-			for range 1000 {
-				p.Fail("ping", faultproxy.LoseReply)
-			}
-			p.Cut()
-		},
-		"ends each connection later": func(p *faultproxy.Proxy) {
-			for range 1000 {
-				p.Fail("subscribe", faultproxy.LoseReply)
-			}
-			p.Cut()
-		},
+		"down":                       (*faultproxy.Proxy).Down,
+		"ends each connection":       endsEach("ping"),
+		"ends each connection later": endsEach("subscribe"),
 	} {
 		for _, listens := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, others %t", name, listens), func(t *testing.T) {
@@ -374,33 +295,59 @@ func TestListenEndsWithItsContext(t *testing.T) {
 		s.srv.Proxy.Release()
 		s.publish("b", "x")
 		time.Sleep(unused)
-		s.subscribed("a")
+		subscribed(t, s.srv, "a")
 	})
 }
 
-// A connection is replaced at the wish of Listeners, and if a command shows that its server is a
-// replica now, however young the connection is. Many such signs make few new connections.
+// A connection is replaced if it ends, if nothing arrives on it although writes succeed, at the
+// wish of Listeners, and if a command shows that its server is a replica now, however young the
+// connection is. Listeners learn of the gap after their channels are confirmed again. Many such
+// signs make few new connections.
 func TestConnectionIsReplaced(t *testing.T) {
 	readOnly := "READONLY You can't write against a read only replica."
-	for name, text := range map[string]string{
-		"Relisten": "",
-		"READONLY": readOnly,
-		"script":   "ERR Error running script (call to f_0): @user_script: 1: -" + readOnly,
+	refuses := func(text string) func(s *listening, a *recorder) {
+		return func(s *listening, _ *recorder) {
+			s.srv.Proxy.Answer("set k", "-"+text+"\r\n")
+			for range 10 {
+				if _, err := s.Do(s.t.Context(), "set", "k", "v"); err == nil {
+					s.t.Error("no error")
+				}
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		sign   func(s *listening, a *recorder)
+		within time.Duration
+	}{
+		"cut": {func(s *listening, _ *recorder) { s.srv.Proxy.Cut() }, soon},
+		"down": {func(s *listening, a *recorder) {
+			s.srv.Proxy.Down()
+			time.Sleep(time.Minute)
+			s.wants(a, "")
+			s.srv.Proxy.Up()
+		}, 2 * time.Second},
+		"silence": {func(s *listening, _ *recorder) {
+			s.srv.Proxy.Fail("ping", faultproxy.HangReply)
+		}, pubsub.TickEvery + pubsub.DeadAfter + time.Second},
+		"Relisten": {func(_ *listening, a *recorder) {
+			for range 10 {
+				a.Relisten()
+			}
+		}, soon},
+		"READONLY": {refuses(readOnly), soon},
+		"script": {
+			refuses("ERR Error running script (call to f_0): @user_script: 1: -" + readOnly), soon,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			virtually(t, func(t *testing.T, s *listening) {
 				a, b := s.listen("a"), s.listen("b")
-				s.srv.Proxy.Answer("set k", "-"+text+"\r\n")
 				s.srv.Proxy.Commands()
-				for range 3 {
-					for range 10 {
-						if text == "" {
-							a.Relisten()
-						} else if _, err := s.Do(t.Context(), "set", "k", "v"); err == nil {
-							t.Error("no error")
-						}
-					}
-					time.Sleep(soon)
+				for _, pause := range []time.Duration{0, 0, time.Minute} {
+					time.Sleep(pause)
+					s.wants(a, "") // a connection that works is not replaced
+					c.sign(s, a)
+					time.Sleep(c.within)
 					s.wants(a, "again")
 					s.wants(b, "again")
 					s.publish("b", "x")
@@ -420,7 +367,8 @@ func TestConnectionIsReplaced(t *testing.T) {
 	}
 }
 
-// A Listener of Subscribe is confirmed when the fault has ended.
+// Subscribe returns the error of a server that cannot be used, although its context lasts longer.
+// The Listener is confirmed when the fault has ended.
 func TestSubscribeGoesOn(t *testing.T) {
 	for name, fault := range map[string]func(p *faultproxy.Proxy) (mend func()){
 		"down":    func(p *faultproxy.Proxy) func() { p.Down(); return p.Up },
@@ -433,11 +381,11 @@ func TestSubscribeGoesOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			virtually(t, func(t *testing.T, s *listening) {
 				mend := fault(s.srv.Proxy)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
 				e := &recorder{}
 				l, err := s.Subscribe(ctx, "a", "a", e.record)
-				if err == nil || l.Command() != "" {
+				if err == nil || ctx.Err() != nil || l.Command() != "" {
 					t.Errorf("got %v, %q", err, l.Command())
 				}
 				time.Sleep(20 * time.Second)
@@ -452,7 +400,7 @@ func TestSubscribeGoesOn(t *testing.T) {
 				}
 				l.Close()
 				time.Sleep(unused)
-				s.subscribed()
+				subscribed(t, s.srv)
 			})
 		})
 	}
@@ -561,63 +509,64 @@ func TestOneRefusedChannelOfMany(t *testing.T) {
 	})
 }
 
-// moving is a Subscriber over several servers in virtual time. Its channels are where the test
-// says.
+// moving is a Subscriber over two servers of a cluster in virtual time. Each channel is at the
+// first server, unless the test puts it elsewhere.
 type moving struct {
 	*pubsub.Subscriber
-	t       *testing.T
-	mu      sync.Mutex               // guards at
-	at      map[string]*redis.Client // by slot key
-	reloads atomic.Int64
+	from, to *redistest.VirtualServer
+	mu       sync.Mutex     // guards at
+	at       map[string]int // the place of each slot key
+	reloads  atomic.Int64
 }
 
-// movingBetween runs f with a Subscriber over n servers in virtual time.
-func movingBetween(t *testing.T, n int, cluster bool,
-	f func(t *testing.T, s *moving, servers redistest.VirtualServers)) {
+// The places of a channel: one of the servers, or none.
+const (
+	first = iota
+	second
+	nowhere
+)
+
+// movingBetween runs f with a Subscriber over two servers in virtual time.
+func movingBetween(t *testing.T, f func(t *testing.T, s *moving)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &moving{t: t, at: map[string]*redis.Client{}}
+		servers := redistest.VirtualNodes(t, 2)
+		s := &moving{from: servers[0], to: servers[1], at: map[string]int{}}
+		clients := servers.Clients()
 		s.Subscriber = pubsub.New(pubsub.Config{
 			Server: func(_ context.Context, slotKey string) (redis.UniversalClient, error) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				if rdb := s.at[slotKey]; rdb != nil {
-					return rdb, nil
+				if s.at[slotKey] == nowhere {
+					return nil, errors.New("no server has the slot")
 				}
-				return nil, errors.New("no server has the slot")
+				return clients[s.at[slotKey]], nil
 			},
-			Cluster: cluster,
+			Cluster: true,
 			Reload:  func() { s.reloads.Add(1) },
 			Wrap:    func(err error) error { return err },
 		})
 		defer s.Close()
-		f(t, s, redistest.VirtualNodes(t, n))
+		f(t, s)
 	})
 }
 
-// put lets the Subscriber find the server of a slot key at rdb, or at none if rdb is nil.
-func (s *moving) put(slotKey string, rdb *redis.Client) {
+// put lets the Subscriber find the server of a slot key at another place.
+func (s *moving) put(slotKey string, place int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.at[slotKey] = rdb
+	s.at[slotKey] = place
 }
 
 // A channel that has moved is not left at its old server, whose connection others still use.
 func TestChannelThatMovesLeavesItsOldServer(t *testing.T) {
-	movingBetween(t, 2, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
-		from, to := servers[0].Client(), servers[1].Client()
-		s.put("a", from)
-		s.put("b", from)
+	movingBetween(t, func(t *testing.T, s *moving) {
 		a := listen(t, s.Subscriber, "a")
 		listen(t, s.Subscriber, "b")
-		s.put("a", to)
+		s.put("a", second)
 		time.Sleep(soon)
-		synctest.Wait()
-		for i, want := range [][]string{{"b"}, {"a"}} {
-			if got := servers[i].Mini.PubSubChannels("*"); !slices.Equal(got, want) {
-				t.Errorf("server %d has the channels %q, want %q", i, got, want)
-			}
-		}
+		subscribed(t, s.from, "b")
+		subscribed(t, s.to, "a")
 		if got := a.take(); got != "again" {
 			t.Errorf("got %q", got)
 		}
@@ -626,10 +575,9 @@ func TestChannelThatMovesLeavesItsOldServer(t *testing.T) {
 
 // A server of a cluster that has given its slot away refuses the subscription with MOVED.
 func TestListenGoesOnAtTheNewServer(t *testing.T) {
-	movingBetween(t, 2, true, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
-		servers[0].Proxy.Answer("subscribe", "-MOVED 7 node2:6379\r\n")
-		s.put("a", servers[0].Client())
-		time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", servers[1].Client()) })
+	movingBetween(t, func(t *testing.T, s *moving) {
+		s.from.Proxy.Answer("subscribe", "-MOVED 7 node2:6379\r\n")
+		time.AfterFunc(pubsub.TickEvery/2, func() { s.put("a", second) })
 		listen(t, s.Subscriber, "a")
 		if s.reloads.Load() == 0 {
 			t.Error("the store does not look for the server")
@@ -639,10 +587,9 @@ func TestListenGoesOnAtTheNewServer(t *testing.T) {
 
 // The first answer about a slot that has moved may be of a server that has not learned of it.
 func TestStoreLooksTwiceForALostChannel(t *testing.T) {
-	movingBetween(t, 1, true, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
-		s.put("a", servers[0].Client())
+	movingBetween(t, func(t *testing.T, s *moving) {
 		a := listen(t, s.Subscriber, "a")
-		servers[0].Proxy.Cut()
+		s.from.Proxy.Cut()
 		time.Sleep(2 * soon)
 		if n := s.reloads.Load(); n != 2 || a.take() != "again" {
 			t.Errorf("looked %d times", n)
@@ -652,11 +599,10 @@ func TestStoreLooksTwiceForALostChannel(t *testing.T) {
 
 // While no server can be found, Listen returns the error, also if the channel had one before.
 func TestListenWhileNoServerIsFound(t *testing.T) {
-	movingBetween(t, 1, false, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
-		s.put("a", servers[0].Client())
+	movingBetween(t, func(t *testing.T, s *moving) {
 		a := listen(t, s.Subscriber, "a")
-		s.put("a", nil)
-		servers[0].Proxy.Down()
+		s.put("a", nowhere)
+		s.from.Proxy.Down()
 		time.Sleep(soon)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -665,8 +611,8 @@ func TestListenWhileNoServerIsFound(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 
-		servers[0].Proxy.Up()
-		s.put("a", servers[0].Client())
+		s.from.Proxy.Up()
+		s.put("a", first)
 		time.Sleep(2 * soon)
 		if got := a.take(); got != "again" {
 			t.Errorf("when the server is found again: got %q", got)
@@ -674,36 +620,19 @@ func TestListenWhileNoServerIsFound(t *testing.T) {
 	})
 }
 
-// A server that accepts a connection and does not answer ends Listen with an error, also if its
-// context lasts longer. The next connection may work.
-func TestServerThatHangsAsItConnects(t *testing.T) {
-	virtually(t, func(t *testing.T, s *listening) {
-		s.srv.Proxy.Fail("hello", faultproxy.HangReply)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		if _, err := s.Listen(ctx, "a", "a", ignore); err == nil || ctx.Err() != nil {
-			t.Errorf("got %v", err)
-		}
-		a := s.listen("a")
-		s.publish("a", "x")
-		s.wants(a, "x")
-	})
-}
-
 // If the server does not answer, it is not known whether channels are in slots. The next call
 // asks again.
 func TestKindIsAskedAgain(t *testing.T) {
-	movingBetween(t, 1, true, func(t *testing.T, s *moving, servers redistest.VirtualServers) {
-		s.put("a", servers[0].Client())
-		servers[0].Proxy.Fail("spublish", faultproxy.LoseReply)
+	movingBetween(t, func(t *testing.T, s *moving) {
+		s.from.Proxy.Fail("spublish", faultproxy.LoseReply)
 		for range 2 {
 			if s.Sharded(t.Context(), "a") { // miniredis has no such channels
 				t.Error("sharded")
 			}
 		}
-		servers[0].Proxy.Commands()
+		s.from.Proxy.Commands()
 		s.Sharded(t.Context(), "a")
-		if sent := servers[0].Proxy.Commands(); len(sent) > 0 {
+		if sent := s.from.Proxy.Commands(); len(sent) > 0 {
 			t.Errorf("known, and asked again: %q", sent)
 		}
 	})

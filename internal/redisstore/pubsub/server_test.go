@@ -13,54 +13,42 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
+// publisher is the method Publish or SPublish of a client.
+type publisher func(ctx context.Context, channel string, message any) *redis.IntCmd
+
 // getsSoon publishes until e gets a message.
-func getsSoon(t *testing.T, rdb redis.UniversalClient, e *recorder, name string) {
+func getsSoon(t *testing.T, publish publisher, e *recorder, name string) {
 	t.Helper()
 	until(t, "a message on "+name, func() bool {
-		await.Must(t, rdb.Publish(t.Context(), name, "x").Err())
+		publish(t.Context(), name, "x")
 		return strings.Contains(e.take(), "x")
 	})
 }
 
-// Listen works over every kind of client that a caller may pass, and by URL.
+// Listen works over every kind of client that a caller may pass.
 func TestListenByAnyClient(t *testing.T) {
 	t.Parallel()
 	srv := redistest.Start(t, &redistest.Options{Own: true})
-	with := func(set func(o *redis.Options)) func(t *testing.T) *redisstore.Store {
-		return func(t *testing.T) *redisstore.Store {
-			o := srv.ClientOptions()
-			set(o)
-			rdb := redis.NewClient(o)
-			t.Cleanup(func() { rdb.Close() })
-			return redisstore.New(rdb)
-		}
-	}
-	for name, make := range map[string]func(t *testing.T) *redisstore.Store{
-		"default": with(func(*redis.Options) {}),
-		"RESP2":   with(func(o *redis.Options) { o.Protocol = 2 }),
-		"none":    with(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = -2, -2 }),
-		"autopipeline": func(t *testing.T) *redisstore.Store {
-			rdb := await.Value(srv.Client().AutoPipeline())
-			return redisstore.New(rdb)
-		},
-		"URL": func(t *testing.T) *redisstore.Store {
-			s := await.Value(open(t, srv.URL(), nil))
-			return s
-		},
+	direct := srv.Client()
+	o := srv.ClientOptions()
+	o.ReadTimeout, o.WriteTimeout = -2, -2
+	without := redis.NewClient(o)
+	defer without.Close()
+	for name, rdb := range map[string]redis.UniversalClient{
+		"default":      srv.Client(),
+		"no timeouts":  without,
+		"autopipeline": await.Value(srv.Client().AutoPipeline()),
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := make(t)
-			if s.Sharded(t.Context(), "a") {
-				t.Error("sharded")
-			}
-			rdb := srv.Client()
-			for _, channel := range []string{name + "a", name + "b"} {
-				getsSoon(t, rdb, listenTo(t, s, channel), channel)
-			}
-			s.Close()
-			until(t, "the end of the connection", func() bool {
-				return len(rdb.PubSubChannels(t.Context(), name+"*").Val()) == 0
-			})
+		s := redisstore.New(rdb)
+		if s.Sharded(t.Context(), "a") {
+			t.Errorf("%s: sharded", name)
+		}
+		for _, channel := range []string{name + "a", name + "b"} {
+			getsSoon(t, direct.Publish, listenTo(t, s, channel), channel)
+		}
+		s.Close()
+		until(t, name+": the end of the connection", func() bool {
+			return len(direct.PubSubChannels(t.Context(), name+"*").Val()) == 0
 		})
 	}
 }
@@ -86,9 +74,9 @@ func TestListenByURL(t *testing.T) {
 		}
 		end("first", &recorder{})
 		e := listenTo(t, s, "ch")
-		getsSoon(t, srv.Client(), e, "ch")
+		getsSoon(t, srv.Client().Publish, e, "ch")
 		end("later", e)
-		getsSoon(t, srv.Client(), e, "ch")
+		getsSoon(t, srv.Client().Publish, e, "ch")
 		srv.Pause()
 		defer srv.Resume()
 		returns(t, "Close", func() { s.Close() })

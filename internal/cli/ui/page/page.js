@@ -193,12 +193,7 @@ function fill(line, r) {
 // Update the times between two messages.
 setInterval(() => {
   if (document.hidden) return;
-  for (const [id, line] of lines) {
-    const r = known.get(id);
-    if (!r || cut || status?.error) continue;
-    set(line.children[2], text.age(r));
-    set(line.children[3], text.left(r));
-  }
+  if (!cut && !status?.error) lines.forEach((line, id) => fill(line, known.get(id)));
   if (detail) drawTimeline();
 }, 500);
 
