@@ -21,11 +21,7 @@ func TestReplyToEnqueueIsLost(t *testing.T) {
 	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.LoseRequest, faultproxy.HoldRequest} {
 		inWorld(t, func(w *world) {
 			holder, ps := w.procs(3)
-			ps[1].wait().stop() // the scripts are known from here on
-			w.settle()
-			c := claim("k")
-			ps[1].proxy.Fail(c.Token, fault)
-			x := ps[1].wait(func(was *backend.Claim) { was.Token, was.Owner = c.Token, c.Owner })
+			x := ps[1].wait(ps[1].failing(fault))
 			if fault == faultproxy.HoldRequest {
 				ps[1].move()
 			}
@@ -66,9 +62,7 @@ func TestReplyToAnEnqueueThatGrantsTheKeyIsLost(t *testing.T) {
 				p.wait(kind).got()
 				readers = 2
 			}
-			c := claim("k")
-			p.proxy.Fail(c.Token, faultproxy.LoseReply)
-			x := p.wait(kind, func(was *backend.Claim) { was.Token, was.Fenced = c.Token, true })
+			x := p.wait(kind, fence, func(c *backend.Claim) { p.proxy.Fail(c.Token, faultproxy.LoseReply) })
 			x.gotWithin(x.asked, time.Second)
 			if s, err := p.Inspect(w.Context(), "k"); err != nil || s.Fence == 0 || s.Fence != x.grant.Fence || len(s.Shared) != readers {
 				w.Errorf("fence %d, %+v, %v", x.grant.Fence, s, err)
@@ -89,11 +83,7 @@ func TestLateEnqueue(t *testing.T) {
 			t.Run(fmt.Sprint("given up: ", given, ", after ", after), func(t *testing.T) {
 				inWorld(t, func(w *world) {
 					holder, ps := w.procs(3)
-					ps[1].wait().stop()
-					w.settle()
-					c := claim("k")
-					ps[1].proxy.Fail(c.Token, faultproxy.HoldRequest)
-					x := ps[1].wait(func(was *backend.Claim) { was.Token = c.Token })
+					x := ps[1].wait(ps[1].failing(faultproxy.HoldRequest))
 					ps[1].move()
 					time.Sleep(100 * time.Millisecond) // it repeats the enqueue
 					if ps[1].proxy.Pending() > 0 {
@@ -162,18 +152,14 @@ func TestWaitReportsAnOutage(t *testing.T) {
 		x := ps[1].wait()
 		down := time.Now()
 		ps[1].proxy.Down()
-		x.fails("a wait")
-		var dated *backend.UnavailableError
-		if !errors.As(x.err, &dated) || dated.Since.Before(down) || dated.Since.Sub(down) > window/3 {
-			w.Errorf("%v says since %v, it was %v", x.err, dated, down)
-		}
+		x.failsSince(down, window/3)
 		if took := time.Since(down); took < x.c.Timeout || took > window/3+2*x.c.Timeout {
 			w.Errorf("reported after %v", took)
 		}
 		// So does a wait that begins during the outage.
 		began := time.Now()
 		y := ps[1].wait()
-		y.fails("a wait during the outage")
+		y.failsSince(began, 0)
 		if took := time.Since(began); took < y.c.Timeout || took > 2*y.c.Timeout {
 			w.Errorf("got %v after %v", y.err, took)
 		}
@@ -207,7 +193,7 @@ func TestGivingUpWhileTheStoreHangs(t *testing.T) {
 // A wait that ends while the store is out reports the outage, although the store
 // said before that the key was held.
 func TestWaitThatEndsInAnOutage(t *testing.T) {
-	for name, fault := range strategytest.Outages {
+	for _, fault := range strategytest.Outages {
 		inWorld(t, func(w *world) {
 			_, ps := w.procs(2)
 			x := ps[1].wait()
@@ -215,11 +201,7 @@ func TestWaitThatEndsInAnOutage(t *testing.T) {
 			down := time.Now()
 			time.Sleep(window/3 + x.c.Timeout/3) // a poll has failed, or has been unanswered for a third of Timeout
 			x.stop()
-			x.fails(name)
-			var dated *backend.UnavailableError
-			if !errors.As(x.err, &dated) || dated.Since.Before(down) {
-				w.Errorf("%s: %v does not say since when", name, x.err)
-			}
+			x.failsSince(down, window/3)
 			mend()
 		})
 	}
@@ -237,7 +219,7 @@ func TestWaitThatEndsWhileItQueuesAgain(t *testing.T) {
 		}
 		time.Sleep(x.c.Timeout / 2)
 		x.stop()
-		x.fails("queueing again")
+		x.fails()
 		ps[1].proxy.Release()
 	})
 }
@@ -266,7 +248,7 @@ func TestCloseEndsWaiting(t *testing.T) {
 		_, ps := w.procs(3)
 		x, other := ps[1].wait(), ps[2].wait()
 		want(w.T, "close", ps[1].Close(), nil)
-		x.fails("a wait")
+		x.fails()
 		if late := time.Since(x.at); late > 0 {
 			w.Errorf("it ended %v ago", late)
 		}
@@ -283,14 +265,12 @@ func TestCloseEndsWaiting(t *testing.T) {
 func TestLateMessageAfterAnUnansweredEnqueue(t *testing.T) {
 	inWorld(t, func(w *world) {
 		holder, ps := w.procs(3)
-		ps[1].wait().stop() // the scripts are known from here on
-		w.settle()
-		c := claim("k")
-		ps[1].proxy.Fail(c.Token, faultproxy.LoseReply)
-		for range 12 {
-			ps[1].proxy.Fail(c.Token, faultproxy.LoseRequest)
-		}
-		x := ps[1].wait(func(was *backend.Claim) { was.Token, was.TTL = c.Token, 500*time.Millisecond })
+		x := ps[1].wait(ps[1].failing(faultproxy.LoseReply), func(c *backend.Claim) {
+			c.TTL = 500 * time.Millisecond
+			for range 12 {
+				ps[1].proxy.Fail(c.Token, faultproxy.LoseRequest)
+			}
+		})
 		w.queued(x.c.Owner)
 		other := ps[2].wait()
 		deliver := ps[1].delayMessages()

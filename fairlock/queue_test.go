@@ -183,15 +183,11 @@ func TestWaitersLeaveAroundAReleaseThatKeepsTheKey(t *testing.T) {
 func TestRepeatOfAReleaseThatKeepsTheKey(t *testing.T) {
 	inWorld(t, func(w *world) {
 		holder, ps := w.procs(2)
-		ps[1].wait().stop() // the scripts are known from here on
-		w.settle()
-		c := claim("k")
-		ps[1].proxy.Fail(c.Token, faultproxy.LoseReply)
-		x := ps[1].wait(func(was *backend.Claim) { was.Token, was.TTL = c.Token, time.Minute })
+		x := ps[1].wait(ps[1].failing(faultproxy.LoseReply))
 		ps[0].release(holder)
 		x.got()
 
-		ps[1].proxy.Fail(c.Token, faultproxy.LoseRequest)
+		ps[1].proxy.Fail(x.c.Token, faultproxy.LoseRequest)
 		kept := strategytest.Kept(x.c, 20*time.Second)
 		end := kept.KeepUntil
 		if err := ps[1].Release(w.Context(), kept); err == nil || errors.Is(err, backend.ErrLost) {
