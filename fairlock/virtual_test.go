@@ -533,28 +533,6 @@ func TestSubscriptionFollowsTheAddress(t *testing.T) {
 	})
 }
 
-// A waiter that is cut off receives no messages, so each other caller gets the key before it.
-func TestCallersPassAWaiterThatIsCutOff(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		ps[1].wait()
-		ps[1].proxy.Down()
-		w.settle()
-		ps[0].release(c)
-		next := claim("k")
-		want(w.T, "acquire", errOf(ps[2].Acquire(w.Context(), next)), nil)
-		ps[2].release(next)
-		x := ps[2].wait()
-		x.gotWithin(x.asked, 0)
-		x.release()
-		ps[1].proxy.Up()
-		time.Sleep(2 * window)
-		if got := w.owners(); len(got) != 0 {
-			w.Errorf("%q still wait", got)
-		}
-	})
-}
-
 // A holder of another strategy sends no message when it releases the key.
 func TestReleaseByAnotherStrategyIsNoticed(t *testing.T) {
 	for kind, put := range map[string]func(w *world){
