@@ -47,7 +47,7 @@ func TestCommandsOfAPair(t *testing.T) {
 	const waiters, rounds = 64, 100
 	var ds []Driver
 	for range 4 {
-		ds = append(ds, r.another(t)) // they poll after 20 s
+		ds = append(ds, r.another(t)) // they poll after the test
 	}
 	holder := r.hold(t)
 	var xs []*waiting

@@ -40,7 +40,7 @@ func (x *waiting) waits(t *testing.T) {
 }
 
 // One script grants the key to 500 readers at most. A message makes the client of the next
-// one poll, 20 s before it would.
+// one poll, long before it would.
 func TestManyReadersAtTheHead(t *testing.T) {
 	const n = 501
 	r := onServer(t)
