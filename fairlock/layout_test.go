@@ -44,6 +44,9 @@ func TestCommandsOfAPair(t *testing.T) {
 		}
 	}
 
+	// A shorter term costs more, because it may end before the next poll, and a longer one needs a
+	// confirmation.
+	long := func() backend.Claim { c := claim("k"); c.TTL = 10 * time.Minute; return c }
 	const waiters, rounds = 64, 100
 	var ds []Driver
 	for range 4 {
@@ -52,13 +55,13 @@ func TestCommandsOfAPair(t *testing.T) {
 	holder := r.hold(t)
 	var xs []*waiting
 	for i := range waiters {
-		xs = append(xs, r.wait(t, ds[i%len(ds)], claim("k"), i+1))
+		xs = append(xs, r.wait(t, ds[i%len(ds)], long(), i+1))
 	}
 	r.Release(t, holder)
 	turn := func() {
 		x := xs[0]
 		x.got(t)
-		xs = append(xs[1:], r.wait(t, x.d, claim("k"), waiters))
+		xs = append(xs[1:], r.wait(t, x.d, long(), waiters))
 		x.release(t)
 	}
 	for range ds {

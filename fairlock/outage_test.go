@@ -90,28 +90,23 @@ func TestLateEnqueue(t *testing.T) {
 						w.Fatal("no command was kept back")
 					}
 					x.waits()
-					var rest *wait // of the same client, which therefore stays subscribed
 					if given {
 						x.stop()
 						<-x.done
-						rest = ps[1].wait()
-						ps[0].release(holder)
-					} else {
-						ps[0].release(holder)
+					}
+					ps[0].release(holder)
+					if !given {
 						x.got()
 						x.release()
-						rest = ps[1].wait()
 					}
+					// This one is of the same client, which therefore stays subscribed.
+					rest := ps[1].wait()
 					rest.got()
+					want(w.T, "renew", ps[1].renew(rest.c), nil)
 					time.Sleep(after)
-					if err := ps[1].renew(rest.c); after < window && err != nil {
-						w.Error(err)
-					}
 					ps[1].proxy.Release()
 					w.settle()
-					if err := rest.p.Release(w.Context(), rest.c); after < window && err != nil {
-						w.Error(err)
-					}
+					rest.release()
 					time.Sleep(x.c.Timeout + 100*time.Millisecond)
 					w.settle()
 					if after < 10*time.Second {
@@ -305,37 +300,33 @@ func TestEnqueueBesideAPollCostsNoPoll(t *testing.T) {
 		_, ps := w.procs(2)
 		start := time.Now()
 		time.Sleep(90 * time.Millisecond)
-		first := ps[1].wait()
-		polls := func() (n int) {
-			for _, cmd := range ps[1].proxy.Commands() {
-				// window, position and the entry before it: only a poll has these
-				if strings.HasPrefix(cmd, "eval") && strings.Contains(cmd, fmt.Sprint(" ", window.Milliseconds(), " 0  ")) {
-					n++
-				}
-			}
-			return n
-		}
-		polls()
+		ps[1].wait()
+		ps[1].proxy.Commands()
 		ps[1].proxy.Delay(5 * time.Millisecond)
-		for _, queue := range []bool{false, true} {
-			began := time.Now()
-			for range 10 {
-				// until shortly before the next poll
-				time.Sleep(window/3 - time.Since(start)%(window/3) - 20*time.Millisecond)
-				for range 20 {
-					if queue {
-						x := claim("k")
-						ctx, cancel := context.WithTimeout(w.Context(), 200*time.Millisecond)
-						go func() { defer cancel(); ps[1].Wait(ctx, x); ps[1].Release(w.Context(), x) }()
-					}
-					time.Sleep(3 * time.Millisecond)
-				}
-			}
-			time.Sleep(time.Second)
-			if n := polls(); n > 12 {
-				w.Errorf("with waiters that queue %v: %d polls in %v", queue, n, time.Since(began))
+		for range 10 {
+			// until shortly before the next poll
+			time.Sleep(window/3 - time.Since(start)%(window/3) - 20*time.Millisecond)
+			for range 20 {
+				ctx, cancel := context.WithTimeout(w.Context(), 200*time.Millisecond)
+				go func() {
+					defer cancel()
+					x := claim("k")
+					ps[1].Wait(ctx, x)
+					ps[1].Release(w.Context(), x)
+				}()
+				time.Sleep(3 * time.Millisecond)
 			}
 		}
-		first.stop()
+		time.Sleep(time.Second)
+		polls := 0
+		for _, cmd := range ps[1].proxy.Commands() {
+			// Only in a poll does a token follow the window.
+			if strings.HasPrefix(cmd, "eval") && strings.Contains(cmd, fmt.Sprint(" ", window.Milliseconds(), " token-")) {
+				polls++
+			}
+		}
+		if polls < 10 || polls > 12 {
+			w.Errorf("%d polls in %v", polls, time.Since(start))
+		}
 	})
 }

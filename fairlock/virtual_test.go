@@ -535,21 +535,18 @@ func TestSubscriptionFollowsTheAddress(t *testing.T) {
 
 // A holder of another strategy sends no message when it releases the key.
 func TestReleaseByAnotherStrategyIsNoticed(t *testing.T) {
-	for kind, put := range map[string]func(w *world){
-		"string": func(w *world) { w.rdb.Set(w.Context(), "k", "token-of-a-holder#owner", time.Hour) },
-		"hash": func(w *world) {
-			w.rdb.HSet(w.Context(), "k", "token-of-a-holder#owner", 1)
-			w.rdb.PExpire(w.Context(), "k", time.Hour)
-		},
-		"shared": func(w *world) { // spinlock and pubsublock have the same record
-			w.rdb.ZAdd(w.Context(), "k", redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: "token-of-a-holder#owner"})
-			w.rdb.PExpire(w.Context(), "k", time.Hour)
-		},
-		"no end": func(w *world) { w.rdb.Set(w.Context(), "k", "x", 0) },
+	for kind, put := range map[string][]any{
+		"string, without end": {"set", "k", "token-of-a-holder#owner"},
+		"hash":                {"hset", "k", "token-of-a-holder#owner", 1},
+		// spinlock and pubsublock have the same record
+		"shared": {"zadd", "k", 9999999999999, "token-of-a-holder#owner"},
 	} {
 		t.Run(kind, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				put(w)
+				w.rdb.Do(w.Context(), put...)
+				if put[0] != "set" {
+					w.rdb.PExpire(w.Context(), "k", time.Hour)
+				}
 				p := w.proc()
 				p.proxy.Commands()
 				x, next := p.wait(), p.wait()
