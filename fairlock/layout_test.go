@@ -173,7 +173,9 @@ func TestListOfKeysThatCallersWaitFor(t *testing.T) {
 
 	r.Do(t, "del", "k")
 	x.got(t)
-	if all := list("k"); len(all) != 1 || all[0].Owner != c.Owner || len(all[0].Waiters) != 0 {
-		t.Errorf("the waiter has the key: %+v", all)
+	next := claim("k")
+	r.wait(t, r.another(t), next, 1)
+	if all := list("k"); len(all) != 1 || all[0].Owner != c.Owner || !slices.Equal(all[0].Waiters, []string{next.Owner}) {
+		t.Errorf("the waiter has the key, and another waits: %+v", all)
 	}
 }
