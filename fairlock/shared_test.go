@@ -83,6 +83,21 @@ func TestWriterThatGivesUpWakesReaders(t *testing.T) {
 	})
 }
 
+// A caller gets the key immediately if no waiter before it has a subscriber. So does a reader beside
+// another.
+func TestCallersQueueBehindTheDead(t *testing.T) {
+	for _, flags := range []string{"0", "2"} {
+		inWorld(t, func(w *world) {
+			w.place("dead", "PUBLISH hasp:grant:dead 1 60000 "+flags+" a dead one", time.Hour)
+			p := w.proc()
+			p.wait().servedAtOnce()
+			first := p.wait(toShared)
+			p.wait(toShared).servedAtOnce()
+			first.servedAtOnce()
+		})
+	}
+}
+
 // A waiter without a subscriber keeps its place. The others get the key. A client that subscribes to
 // all channels by pattern does not count as a subscriber. A user that may not ask for subscribers
 // learns from PUBLISH that a client is gone.
