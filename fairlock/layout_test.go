@@ -1,6 +1,7 @@
 package fairlock_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,10 +9,7 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
-	"github.com/hasplock/hasp/spinlock"
 )
 
 // commands returns how many commands the server has run since the last call, with
@@ -35,7 +33,7 @@ func (r rig) commands(t *testing.T) (n int) {
 // A pair of acquire and release on a free key costs six commands on the server, and
 // nine with a fence. An acquisition in a queue costs 14, however many callers wait.
 func TestCommandsOfAPair(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
+	r := onServer(t)
 	pair := func(c backend.Claim) { r.Acquire(t, c); r.Release(t, c) }
 	for n, kind := range map[int]func(string) backend.Claim{6: claim, 9: fenced} {
 		pair(kind("k")) // sends the scripts
@@ -46,22 +44,24 @@ func TestCommandsOfAPair(t *testing.T) {
 		}
 	}
 
+	// A shorter term costs more, because it may end before the next poll, and a longer one needs a
+	// confirmation.
+	long := func() backend.Claim { c := claim("k"); c.TTL = 10 * time.Minute; return c }
 	const waiters, rounds = 64, 100
 	var ds []Driver
 	for range 4 {
-		ds = append(ds, r.another(t)) // they poll after 20 s
+		ds = append(ds, r.another(t)) // they poll after the test
 	}
-	release := func(d Driver, c backend.Claim) { want(t, "release", d.Release(t.Context(), c), nil) }
 	holder := r.hold(t)
 	var xs []*waiting
 	for i := range waiters {
-		xs = append(xs, r.wait(t, ds[i%len(ds)], claim("k"), i+1))
+		xs = append(xs, r.wait(t, ds[i%len(ds)], long(), i+1))
 	}
-	release(r.Driver, holder)
+	r.Release(t, holder)
 	turn := func() {
 		x := xs[0]
 		x.got(t)
-		xs = append(xs[1:], r.wait(t, x.d, claim("k"), waiters))
+		xs = append(xs[1:], r.wait(t, x.d, long(), waiters))
 		x.release(t)
 	}
 	for range ds {
@@ -76,74 +76,55 @@ func TestCommandsOfAPair(t *testing.T) {
 	}
 }
 
-// Until the first renewal, the start of a hold follows from its term. Renewals keep it.
+// Until the first renewal, the start of a hold follows from its term. Whatever changes the term
+// keeps the start.
 func TestSinceIsTheStartOfTheHold(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	since := func(when string, earliest, latest time.Time) time.Time {
-		t.Helper()
-		s, err := r.Driver.Inspect(t.Context(), "k")
-		// The server rounds the clock down to ms, and the PTTL to the next ms.
-		if err != nil || s.Since.Before(earliest.Add(-2*time.Millisecond)) || s.Since.After(latest.Add(2*time.Millisecond)) {
-			t.Errorf("%s: since %v, %v; want %v to %v", when, s.Since, err, earliest, latest)
-		}
-		return s.Since
-	}
-	now := func() time.Time { return r.Redis.Time(t.Context()).Val() }
-
-	c := claim("k")
-	c.TTL = time.Hour
-	const ago = 10 * time.Minute
-	earliest := now()
-	r.Acquire(t, c)
-	latest := now()
-	since("acquired", earliest, latest)
-	// As if it were ten minutes later. No memory is free.
-	earliest = now().Add(-ago)
-	want(t, "pexpire", r.Redis.PExpire(t.Context(), "k", c.TTL-ago).Err(), nil)
-	latest = now().Add(-ago)
-	r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
-	since("later", earliest, latest)
-	want(t, "renew", r.Renew(t, c), nil)
-	r.Redis.ConfigSet(t.Context(), "maxmemory", "0")
-	first := since("renewed", earliest, latest)
-	c.TTL *= 2
-	want(t, "renew", r.Renew(t, c), nil)
-	if again := since("renewed again", earliest, latest); again != first {
-		t.Errorf("since %v, and then %v", first, again)
-	}
-
-	// A wait that finds that its token has the key prolongs the hold like a renewal. A release
-	// may set another term. The start is the same.
+	r := onServer(t)
+	memory := func(limit string) { r.Do(t, "config", "set", "maxmemory", limit) }
 	for when, change := range map[string]func(c backend.Claim) error{
+		"unchanged": func(backend.Claim) error { return nil },
+		"renewed without memory, and again": func(c backend.Claim) error {
+			memory("1")
+			err := r.Renew(t, c)
+			memory("0")
+			c.TTL *= 2
+			return errors.Join(err, r.Renew(t, c))
+		},
+		// A wait that finds that its token has the key prolongs the hold like a renewal.
 		"confirmed": func(c backend.Claim) error { return errOf(r.Driver.Wait(t.Context(), c)) },
 		"kept":      func(c backend.Claim) error { return r.Driver.Release(t.Context(), strategytest.Kept(c, time.Hour)) },
 	} {
-		want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
-		c = claim("k")
+		const half = 12 * time.Hour
+		c := claim(when)
+		c.TTL = 2 * half
 		r.Acquire(t, c)
-		earliest = now().Add(-c.TTL / 2)
-		want(t, "pexpire", r.Redis.PExpire(t.Context(), "k", c.TTL/2).Err(), nil)
-		latest = now().Add(-c.TTL / 2)
+		r.Redis.PExpire(t.Context(), when, half) // as if half of the term had passed
+		began := time.Now().Add(-half)
 		want(t, when, change(c), nil)
-		since(when, earliest, latest)
+		s, err := r.Driver.Inspect(t.Context(), when)
+		// A server that stands still within a script reads two times.
+		if err != nil || s.Since.Sub(began).Abs() > time.Minute {
+			t.Errorf("%s: since %v, %v; want %v", when, s.Since, err, began)
+		}
 	}
 
-	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
 	// Without an end, the start is unknown.
+	c := claim("k")
 	r.Acquire(t, c)
-	r.Redis.Persist(t.Context(), "k")
+	r.Do(t, "persist", "k")
 	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !s.Since.IsZero() || s.Owner != c.Owner {
 		t.Errorf("without an end: %+v, %v", s, err)
 	}
 
-	want(t, "break", r.Driver.Break(t.Context(), "k"), nil)
 	// A start before 1970 does not fit into the record. An operator may shorten a long term.
+	c = claim("long")
 	c.TTL = 100 * 365 * 24 * time.Hour
 	r.Acquire(t, c)
-	want(t, "pexpire", r.Redis.PExpire(t.Context(), "k", time.Minute).Err(), nil)
-	want(t, "renew", r.Renew(t, c), nil)
-	want(t, "renew again", r.Renew(t, c), nil)
-	want(t, "release", r.Driver.Release(t.Context(), c), nil)
+	r.Do(t, "pexpire", "long", 60_000)
+	for range 2 {
+		want(t, "renew", r.Renew(t, c), nil)
+	}
+	r.Release(t, c)
 }
 
 // An owner may have any bytes. It comes last in records, members and entries.
@@ -173,31 +154,28 @@ func TestOwnersOfAnyBytes(t *testing.T) {
 // holds is listed once, with its waiters.
 func TestListOfKeysThatCallersWaitFor(t *testing.T) {
 	r := onServer(t)
-	other := await.Value(spinlock.NewDriver(r.Server.Client(), nil))
-	defer other.Close()
-	foreign := claim("k")
-	want(t, "acquire", errOf(other.Acquire(t.Context(), foreign)), nil)
-	all, err := strategytest.Listed(t.Context(), r.Driver, "")
-	if err != nil || len(all) != 0 {
-		t.Errorf("without waiters: %+v, %v", all, err)
-	}
-
+	r.Do(t, "set", "k", "token-of-a-holder#owner")
 	c := claim("k")
-	r.wait(t, r.another(t), c, 1)
+	x := r.wait(t, r.another(t), c, 1)
+	list := func(prefix string) (all []backend.Entry) {
+		for e, err := range r.Driver.List(t.Context(), prefix, c.Timeout) {
+			want(t, "list", err, nil)
+			all = append(all, e)
+		}
+		return all
+	}
 	for _, prefix := range []string{"", "k"} {
-		all, err = strategytest.Listed(t.Context(), r.Driver, prefix)
-		if e := all["k"]; err != nil || len(all) != 1 || !e.Held || e.Owner != "" || !slices.Equal(e.Waiters, []string{c.Owner}) {
-			t.Errorf("with a waiter, by %q: %+v, %v", prefix, all, err)
+		all := list(prefix)
+		if len(all) != 1 || !all[0].Held || all[0].Owner != "" || !slices.Equal(all[0].Waiters, []string{c.Owner}) {
+			t.Errorf("with a waiter, by %q: %+v", prefix, all)
 		}
 	}
 
-	want(t, "release", other.Release(t.Context(), foreign), nil)
-	await.Until(t, "the waiter has the key, and is listed once", func() bool {
-		n, last := 0, backend.Entry{}
-		for e, err := range r.Driver.List(t.Context(), "k", c.Timeout) {
-			want(t, "list", err, nil)
-			n, last = n+1, e
-		}
-		return n == 1 && last.Owner == c.Owner && len(last.Waiters) == 0
-	})
+	r.Do(t, "del", "k")
+	x.got(t)
+	next := claim("k")
+	r.wait(t, r.another(t), next, 1)
+	if all := list("k"); len(all) != 1 || all[0].Owner != c.Owner || !slices.Equal(all[0].Waiters, []string{next.Owner}) {
+		t.Errorf("the waiter has the key, and another waits: %+v", all)
+	}
 }

@@ -21,11 +21,7 @@ func TestReplyToEnqueueIsLost(t *testing.T) {
 	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.LoseRequest, faultproxy.HoldRequest} {
 		inWorld(t, func(w *world) {
 			holder, ps := w.procs(3)
-			ps[1].wait().stop() // the scripts are known from here on
-			w.settle()
-			c := claim("k")
-			ps[1].proxy.Fail(c.Token, fault)
-			x := ps[1].wait(func(was *backend.Claim) { was.Token, was.Owner = c.Token, c.Owner })
+			x := ps[1].wait(ps[1].failing(fault))
 			if fault == faultproxy.HoldRequest {
 				ps[1].move()
 			}
@@ -66,9 +62,7 @@ func TestReplyToAnEnqueueThatGrantsTheKeyIsLost(t *testing.T) {
 				p.wait(kind).got()
 				readers = 2
 			}
-			c := claim("k")
-			p.proxy.Fail(c.Token, faultproxy.LoseReply)
-			x := p.wait(kind, func(was *backend.Claim) { was.Token, was.Fenced = c.Token, true })
+			x := p.wait(kind, fence, func(c *backend.Claim) { p.proxy.Fail(c.Token, faultproxy.LoseReply) })
 			x.gotWithin(x.asked, time.Second)
 			if s, err := p.Inspect(w.Context(), "k"); err != nil || s.Fence == 0 || s.Fence != x.grant.Fence || len(s.Shared) != readers {
 				w.Errorf("fence %d, %+v, %v", x.grant.Fence, s, err)
@@ -89,39 +83,30 @@ func TestLateEnqueue(t *testing.T) {
 			t.Run(fmt.Sprint("given up: ", given, ", after ", after), func(t *testing.T) {
 				inWorld(t, func(w *world) {
 					holder, ps := w.procs(3)
-					ps[1].wait().stop()
-					w.settle()
-					c := claim("k")
-					ps[1].proxy.Fail(c.Token, faultproxy.HoldRequest)
-					x := ps[1].wait(func(was *backend.Claim) { was.Token = c.Token })
+					x := ps[1].wait(ps[1].failing(faultproxy.HoldRequest))
 					ps[1].move()
 					time.Sleep(100 * time.Millisecond) // it repeats the enqueue
 					if ps[1].proxy.Pending() > 0 {
 						w.Fatal("no command was kept back")
 					}
 					x.waits()
-					var rest *wait // of the same client, which therefore stays subscribed
 					if given {
 						x.stop()
 						<-x.done
-						rest = ps[1].wait()
-						ps[0].release(holder)
-					} else {
-						ps[0].release(holder)
+					}
+					ps[0].release(holder)
+					if !given {
 						x.got()
 						x.release()
-						rest = ps[1].wait()
 					}
+					// This one is of the same client, which therefore stays subscribed.
+					rest := ps[1].wait()
 					rest.got()
+					want(w.T, "renew", ps[1].renew(rest.c), nil)
 					time.Sleep(after)
-					if err := ps[1].renew(rest.c); after < window && err != nil {
-						w.Error(err)
-					}
 					ps[1].proxy.Release()
 					w.settle()
-					if err := rest.p.Release(w.Context(), rest.c); after < window && err != nil {
-						w.Error(err)
-					}
+					rest.release()
 					time.Sleep(x.c.Timeout + 100*time.Millisecond)
 					w.settle()
 					if after < 10*time.Second {
@@ -162,18 +147,14 @@ func TestWaitReportsAnOutage(t *testing.T) {
 		x := ps[1].wait()
 		down := time.Now()
 		ps[1].proxy.Down()
-		x.fails("a wait")
-		var dated *backend.UnavailableError
-		if !errors.As(x.err, &dated) || dated.Since.Before(down) || dated.Since.Sub(down) > window/3 {
-			w.Errorf("%v says since %v, it was %v", x.err, dated, down)
-		}
+		x.failsSince(down, window/3)
 		if took := time.Since(down); took < x.c.Timeout || took > window/3+2*x.c.Timeout {
 			w.Errorf("reported after %v", took)
 		}
 		// So does a wait that begins during the outage.
 		began := time.Now()
 		y := ps[1].wait()
-		y.fails("a wait during the outage")
+		y.failsSince(began, 0)
 		if took := time.Since(began); took < y.c.Timeout || took > 2*y.c.Timeout {
 			w.Errorf("got %v after %v", y.err, took)
 		}
@@ -207,7 +188,7 @@ func TestGivingUpWhileTheStoreHangs(t *testing.T) {
 // A wait that ends while the store is out reports the outage, although the store
 // said before that the key was held.
 func TestWaitThatEndsInAnOutage(t *testing.T) {
-	for name, fault := range strategytest.Outages {
+	for _, fault := range strategytest.Outages {
 		inWorld(t, func(w *world) {
 			_, ps := w.procs(2)
 			x := ps[1].wait()
@@ -215,11 +196,7 @@ func TestWaitThatEndsInAnOutage(t *testing.T) {
 			down := time.Now()
 			time.Sleep(window/3 + x.c.Timeout/3) // a poll has failed, or has been unanswered for a third of Timeout
 			x.stop()
-			x.fails(name)
-			var dated *backend.UnavailableError
-			if !errors.As(x.err, &dated) || dated.Since.Before(down) {
-				w.Errorf("%s: %v does not say since when", name, x.err)
-			}
+			x.failsSince(down, window/3)
 			mend()
 		})
 	}
@@ -237,7 +214,7 @@ func TestWaitThatEndsWhileItQueuesAgain(t *testing.T) {
 		}
 		time.Sleep(x.c.Timeout / 2)
 		x.stop()
-		x.fails("queueing again")
+		x.fails()
 		ps[1].proxy.Release()
 	})
 }
@@ -266,7 +243,7 @@ func TestCloseEndsWaiting(t *testing.T) {
 		_, ps := w.procs(3)
 		x, other := ps[1].wait(), ps[2].wait()
 		want(w.T, "close", ps[1].Close(), nil)
-		x.fails("a wait")
+		x.fails()
 		if late := time.Since(x.at); late > 0 {
 			w.Errorf("it ended %v ago", late)
 		}
@@ -283,14 +260,12 @@ func TestCloseEndsWaiting(t *testing.T) {
 func TestLateMessageAfterAnUnansweredEnqueue(t *testing.T) {
 	inWorld(t, func(w *world) {
 		holder, ps := w.procs(3)
-		ps[1].wait().stop() // the scripts are known from here on
-		w.settle()
-		c := claim("k")
-		ps[1].proxy.Fail(c.Token, faultproxy.LoseReply)
-		for range 12 {
-			ps[1].proxy.Fail(c.Token, faultproxy.LoseRequest)
-		}
-		x := ps[1].wait(func(was *backend.Claim) { was.Token, was.TTL = c.Token, 500*time.Millisecond })
+		x := ps[1].wait(ps[1].failing(faultproxy.LoseReply), func(c *backend.Claim) {
+			c.TTL = 500 * time.Millisecond
+			for range 12 {
+				ps[1].proxy.Fail(c.Token, faultproxy.LoseRequest)
+			}
+		})
 		w.queued(x.c.Owner)
 		other := ps[2].wait()
 		deliver := ps[1].delayMessages()
@@ -325,37 +300,33 @@ func TestEnqueueBesideAPollCostsNoPoll(t *testing.T) {
 		_, ps := w.procs(2)
 		start := time.Now()
 		time.Sleep(90 * time.Millisecond)
-		first := ps[1].wait()
-		polls := func() (n int) {
-			for _, cmd := range ps[1].proxy.Commands() {
-				// window, position and the entry before it: only a poll has these
-				if strings.HasPrefix(cmd, "eval") && strings.Contains(cmd, fmt.Sprint(" ", window.Milliseconds(), " 0  ")) {
-					n++
-				}
-			}
-			return n
-		}
-		polls()
+		ps[1].wait()
+		ps[1].proxy.Commands()
 		ps[1].proxy.Delay(5 * time.Millisecond)
-		for _, queue := range []bool{false, true} {
-			began := time.Now()
-			for range 10 {
-				// until shortly before the next poll
-				time.Sleep(window/3 - time.Since(start)%(window/3) - 20*time.Millisecond)
-				for range 20 {
-					if queue {
-						x := claim("k")
-						ctx, cancel := context.WithTimeout(w.Context(), 200*time.Millisecond)
-						go func() { defer cancel(); ps[1].Wait(ctx, x); ps[1].Release(w.Context(), x) }()
-					}
-					time.Sleep(3 * time.Millisecond)
-				}
-			}
-			time.Sleep(time.Second)
-			if n := polls(); n > 12 {
-				w.Errorf("with waiters that queue %v: %d polls in %v", queue, n, time.Since(began))
+		for range 10 {
+			// until shortly before the next poll
+			time.Sleep(window/3 - time.Since(start)%(window/3) - 20*time.Millisecond)
+			for range 20 {
+				ctx, cancel := context.WithTimeout(w.Context(), 200*time.Millisecond)
+				go func() {
+					defer cancel()
+					x := claim("k")
+					ps[1].Wait(ctx, x)
+					ps[1].Release(w.Context(), x)
+				}()
+				time.Sleep(3 * time.Millisecond)
 			}
 		}
-		first.stop()
+		time.Sleep(time.Second)
+		polls := 0
+		for _, cmd := range ps[1].proxy.Commands() {
+			// Only in a poll does a token follow the window.
+			if strings.HasPrefix(cmd, "eval") && strings.Contains(cmd, fmt.Sprint(" ", window.Milliseconds(), " token-")) {
+				polls++
+			}
+		}
+		if polls < 10 || polls > 12 {
+			w.Errorf("%d polls in %v", polls, time.Since(start))
+		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,11 +35,6 @@ func TestGivenUpPlacesLeaveNoEntries(t *testing.T) {
 			}
 		}
 		w.queued(owners...)
-		for _, key := range []string{queueKey, timeoutsKey} {
-			if w.v.Mini.TTL(key) == 0 {
-				w.Errorf("%s has no end", key)
-			}
-		}
 		stay[1].stop()
 		w.settle()
 		ps[0].release(holder)
@@ -63,8 +59,7 @@ func TestStoppedWaiterWhoseWindowHasPassed(t *testing.T) {
 			want(w.T, "subscribe", errOf(sub.Receive(w.Context())), nil)
 			sub.Channel() // the connection is read
 			for _, token := range []string{"one", "two"} {
-				w.rdb.RPush(w.Context(), queueKey, fmt.Sprintf("%s PUBLISH stopped 1 %d 0 owner", token, window.Milliseconds()))
-				w.rdb.ZAdd(w.Context(), timeoutsKey, redis.Z{Score: float64(time.Now().Add(ends).UnixMilli()), Member: token})
+				w.place(token, fmt.Sprintf("PUBLISH stopped 1 %d 0 owner", window.Milliseconds()), ends)
 			}
 			x := ps[1].wait()
 			time.Sleep(late)
@@ -82,6 +77,12 @@ func TestStoppedWaiterWhoseWindowHasPassed(t *testing.T) {
 	if given == 0 {
 		t.Error("no release was between the end of the window and the next poll")
 	}
+}
+
+// place puts an entry into the queue of "k", whose place ends after that time.
+func (w *world) place(token, entry string, ends time.Duration) {
+	w.rdb.RPush(w.Context(), queueKey, token+" "+entry)
+	w.rdb.ZAdd(w.Context(), timeoutsKey, redis.Z{Score: float64(time.Now().Add(ends).UnixMilli()), Member: token})
 }
 
 // Redis evicts a part of the queue, and a waiter queues before the next poll. From that poll on
@@ -104,16 +105,11 @@ func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 				}
 				ps[0].release(holder)
 				released := time.Now()
-				for range 2 {
-					select {
-					case <-x.done:
-						x.release()
-						x.done = nil
-					case <-y.done:
-						y.release()
-						y.done = nil
-					}
+				var all sync.WaitGroup
+				for _, x := range []*wait{x, y} {
+					all.Go(func() { <-x.done; x.release() })
 				}
+				all.Wait()
 				if took := time.Since(released); took > window {
 					w.Errorf("without %s: served after %v", gone, took)
 				}
@@ -123,33 +119,9 @@ func TestEvictionOfAPartOfTheQueue(t *testing.T) {
 	}
 }
 
-// The waiters poll every 20 s, and learned of a term of half a minute or more. A message
-// tells the first one of the new end. Waiters without a subscription are passed over.
-func TestReleaseThatKeepsTheKeyTellsTheHead(t *testing.T) {
-	const keep = 500 * time.Millisecond
-	for _, dead := range []int{0, 1} {
-		r := setup(t, nil)
-		c := r.hold(t)
-		r.dead(t, dead, 100*time.Millisecond)
-		first := r.wait(t, r.another(t), claim("k"), dead+1)
-		second := r.wait(t, r.another(t), claim("k"), dead+2)
-		r.Release(t, strategytest.Kept(c, keep))
-		released := time.Now()
-		if got := recordOf(t, r.Redis, "k"); got.token != "kept-"+c.Token || got.owner != c.Owner || got.mark != "+" {
-			t.Errorf("the record is %+v", got)
-		}
-		want(t, "TryLock", errOf(r.Driver.Acquire(t.Context(), claim("k"))), backend.ErrHeld)
-		first.got(t)
-		if took := time.Since(released); took < keep-50*time.Millisecond || took > 5*time.Second {
-			t.Errorf("the first waiter got the key after %v, want %v", took, keep)
-		}
-		first.release(t)
-		second.served(t)
-	}
-}
-
-// Only the first waiter with a subscription is told the new end. Waiters that leave before or after
-// that do not keep the next one from the key, although their client still has its subscription.
+// A message tells the first waiter with a subscription the new end. Waiters without one are passed
+// over. Waiters that leave before or after that do not keep the next one from the key, although
+// their client still has its subscription.
 func TestWaitersLeaveAroundAReleaseThatKeepsTheKey(t *testing.T) {
 	const keep = window / 10 // the next poll is later
 	// The last ones leave when the key is free, just before their client polls.
@@ -157,6 +129,7 @@ func TestWaitersLeaveAroundAReleaseThatKeepsTheKey(t *testing.T) {
 		t.Run(after.String(), func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				holder, ps := w.procs(3)
+				w.place("dead", "PUBLISH hasp:grant:dead 1 60000 0 a dead one", time.Hour)
 				var leave, stay []*wait
 				for range 40 {
 					leave = append(leave, ps[1].wait())
@@ -172,6 +145,9 @@ func TestWaitersLeaveAroundAReleaseThatKeepsTheKey(t *testing.T) {
 				})
 				time.Sleep(keep / 4)
 				ps[0].release(kept)
+				if got := recordOf(w.T, w.rdb, "k"); got.token != "kept-"+holder.Token || got.owner != holder.Owner || got.mark != "+" {
+					w.Errorf("the record is %+v", got)
+				}
 				stay[0].gotWithin(kept.KeepUntil, 10*time.Millisecond)
 			})
 		})
@@ -183,15 +159,11 @@ func TestWaitersLeaveAroundAReleaseThatKeepsTheKey(t *testing.T) {
 func TestRepeatOfAReleaseThatKeepsTheKey(t *testing.T) {
 	inWorld(t, func(w *world) {
 		holder, ps := w.procs(2)
-		ps[1].wait().stop() // the scripts are known from here on
-		w.settle()
-		c := claim("k")
-		ps[1].proxy.Fail(c.Token, faultproxy.LoseReply)
-		x := ps[1].wait(func(was *backend.Claim) { was.Token, was.TTL = c.Token, time.Minute })
+		x := ps[1].wait(ps[1].failing(faultproxy.LoseReply))
 		ps[0].release(holder)
 		x.got()
 
-		ps[1].proxy.Fail(c.Token, faultproxy.LoseRequest)
+		ps[1].proxy.Fail(x.c.Token, faultproxy.LoseRequest)
 		kept := strategytest.Kept(x.c, 20*time.Second)
 		end := kept.KeepUntil
 		if err := ps[1].Release(w.Context(), kept); err == nil || errors.Is(err, backend.ErrLost) {

@@ -1,7 +1,6 @@
 package fairlock_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
 
@@ -25,9 +23,9 @@ const (
 	timeoutsKey = "hasp:{k}:timeouts:k"
 )
 
-// another returns one more driver on the same Redis. Its window is longer than the test.
+// another returns one more driver on the same Redis. It polls after a time that no test waits for.
 func (r rig) another(t *testing.T) Driver {
-	d := await.Value(fairlock.NewDriver(r.Server.Client(), &fairlock.Options{Window: time.Minute})).(Driver)
+	d := await.Value(fairlock.NewDriver(r.Server.Client(), &fairlock.Options{Window: 10 * time.Minute})).(Driver)
 	t.Cleanup(func() { d.Close() })
 	return d
 }
@@ -81,14 +79,7 @@ func (r rig) left(t *testing.T) []string { return r.Redis.Keys(t.Context(), "*")
 
 func (x *waiting) got(t *testing.T) backend.Grant {
 	t.Helper()
-	select {
-	case err := <-x.done:
-		if err != nil {
-			t.Fatalf("wait: %v", err)
-		}
-	case <-time.After(20 * time.Second):
-		t.Fatal("still waits")
-	}
+	await.Return(t, "a wait", func() { await.Must(t, <-x.done) })
 	return x.grant
 }
 
@@ -150,26 +141,27 @@ func TestLongQueueOfTheDead(t *testing.T) {
 		r.Redis.Del(t.Context(), "k") // no waiter notices
 		want(t, "acquire", errOf(r.Driver.Acquire(t.Context(), claim("k"))), backend.ErrHeld)
 		next.served(t)
-		want(t, "wait", errOf(r.another(t).Wait(t.Context(), claim("k"))), nil)
+		r.wait(t, r.another(t), claim("k"), n).served(t)
 	}
 }
 
 // If all waiters of a key are dead, an attempt gets the key, as a caller that waits does. The dead
-// keep their places, and the mark says so to the release.
+// keep their places, and the mark says so to the release. A reader joins others in the same way.
 func TestAttemptPassesTheDead(t *testing.T) {
-	r := onServer(t)
-	r.dead(t, 2, time.Hour)
-	c := claim("k")
-	r.Acquire(t, c)
-	if got := recordOf(t, r.Redis, "k").mark; got != "+" {
-		t.Errorf("the mark is %q", got)
-	}
-	r.Release(t, c)
-	r.Acquire(t, sharedFenced())
-	r.Acquire(t, shared())
-	r.refused(t, claim("k"), true)
-	if n := r.Redis.ZCard(t.Context(), timeoutsKey).Val(); n != 2 {
-		t.Errorf("%d places are left", n)
+	for _, flags := range []string{"0", "2"} {
+		r := onServer(t)
+		r.deadOf(t, 2, "PUBLISH", flags, time.Hour)
+		c := r.hold(t)
+		if got := recordOf(t, r.Redis, "k").mark; got != "+" {
+			t.Errorf("the mark is %q", got)
+		}
+		r.Release(t, c)
+		r.Acquire(t, sharedFenced())
+		r.Acquire(t, shared())
+		r.refused(t, claim("k"), true)
+		if n := r.Redis.ZCard(t.Context(), timeoutsKey).Val(); n != 2 {
+			t.Errorf("%d places are left", n)
+		}
 	}
 }
 
@@ -191,11 +183,8 @@ func TestEntriesWithoutAPlace(t *testing.T) {
 	c := r.hold(t)
 	r.dead(t, 40, -time.Second)
 	r.Redis.RPush(t.Context(), queueKey, "odd", "almost PUBLISH channel 1 term 0 an entry", "gone PUBLISH channel 1 1000 0 an entry")
-	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 0 {
-		t.Errorf("inspect: %+v, %v", s, err)
-	}
 	x := r.wait(t, r.another(t), claim("k"), 41)
-	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != x.c.Owner {
+	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !slices.Equal(s.Waiters, []string{x.c.Owner}) {
 		t.Errorf("inspect: %+v, %v", s, err)
 	}
 	r.Release(t, c)
@@ -217,36 +206,29 @@ func TestEntriesWithoutAPlace(t *testing.T) {
 // If the counter has no fence in it, a waiter that wants a fence gets an error, and
 // the others are served.
 func TestBadFenceCounterWhileWaiting(t *testing.T) {
-	for name, free := range map[string]func(r rig, c backend.Claim) error{
-		"by a message": func(r rig, c backend.Claim) error { return r.Driver.Release(t.Context(), c) },
-		"in a reply": func(r rig, c backend.Claim) error { // a client that subscribes again polls
-			err := r.Redis.Del(t.Context(), "k").Err()
-			if r.Server.Real() {
-				r.Redis.Do(t.Context(), "client", "kill", "type", "pubsub")
-				return err
-			}
-			return r.Driver.Break(t.Context(), "k")
+	for name, free := range map[string]func(r rig, c backend.Claim){
+		"by a message": func(r rig, c backend.Claim) { r.Release(t, c) },
+		"in a reply": func(r rig, _ backend.Claim) { // a client that subscribes again polls
+			r.Do(t, "del", "k")
+			r.Do(t, "client", "kill", "type", "pubsub")
 		},
 	} {
 		for _, kind := range []backend.Claim{fenced("k"), sharedFenced()} {
 			t.Run(fmt.Sprint(name, ", shared: ", kind.Shared), func(t *testing.T) {
-				r := setup(t, nil)
+				r := onServer(t)
 				c := r.hold(t)
 				x := r.wait(t, r.another(t), kind, 1)
 				d := r.another(t)
 				next, last := r.wait(t, d, claim("k"), 2), r.wait(t, d, shared(), 3)
 				r.Redis.Set(t.Context(), counter, "x", 0)
-				want(t, "free the key", free(r, c), nil)
+				free(r, c)
 				next.served(t)
 				last.served(t)
-				select {
-				case err := <-x.done:
-					if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), strconv.Quote(counter)) {
+				await.Return(t, "the fenced wait", func() {
+					if err := <-x.done; !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), strconv.Quote(counter)) {
 						t.Errorf("got %v", err)
 					}
-				case <-time.After(20 * time.Second):
-					t.Error("still waits")
-				}
+				})
 				r.Acquire(t, claim("k"))
 			})
 		}
@@ -274,7 +256,7 @@ func TestReleaseOfAPlaceInTheQueue(t *testing.T) {
 // A server without free memory still releases a key and hands it over.
 func TestReleaseWithoutMemory(t *testing.T) {
 	for _, c := range []backend.Claim{claim("k"), shared()} {
-		r := setup(t, &redistest.Options{Own: true, Real: true})
+		r := onServer(t)
 		r.Acquire(t, c)
 		x := r.wait(t, r.another(t), fenced("k"), 1)
 		r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
@@ -292,11 +274,11 @@ func TestReleaseWithoutMemory(t *testing.T) {
 // A user that may not publish still hands the key over. The waiter holds the key
 // until its next poll, however short its term is.
 func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
+	r := onServer(t)
 	c, short := claim("k"), claim("k")
 	short.TTL = backend.MinTTL
 	r.Acquire(t, c)
-	r.wait(t, r.another(t), short, 1) // it polls three times a minute
+	r.wait(t, r.another(t), short, 1) // it polls every 200 s
 	r.Forbid(t, "-publish")
 	r.Release(t, c)
 	if got := recordOf(t, r.Redis, "k").token; got != short.Token {
@@ -305,101 +287,6 @@ func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
 	if left := r.Left(t, "k"); left < 20*time.Second {
 		t.Errorf("for %v", left)
 	}
-}
-
-// A queue that cannot be read does not count as empty, but a release succeeds.
-func TestQueueThatMayNotBeRead(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := r.hold(t)
-	r.Forbid(t, "-lindex", "-lrange")
-	_, err := r.Driver.Inspect(t.Context(), "k")
-	outage(t, "inspect", err)
-	if err := r.Driver.Release(t.Context(), c); err != nil || r.Redis.Exists(t.Context(), "k").Val() != 0 {
-		t.Errorf("release: %v", err)
-	}
-}
-
-// A token that has the key already writes its record, even if its term cannot
-// grow. Replicas confirm only what was written.
-func TestConfirmationIsWritten(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	c := claim("k")
-	r.Acquire(t, c)
-	for _, term := range []time.Duration{c.TTL, time.Hour} {
-		r.Redis.PExpire(t.Context(), "k", term)
-		before := r.changes(t)
-		want(t, "wait", errOf(r.Driver.Wait(t.Context(), c)), nil)
-		if r.changes(t) == before {
-			t.Errorf("nothing was written with %v left", term)
-		}
-	}
-	if left := r.Left(t, "k"); left <= time.Hour/2 {
-		t.Errorf("shortened to %v", left)
-	}
-}
-
-// changes returns how many writes the server has counted.
-func (r rig) changes(t *testing.T) string {
-	t.Helper()
-	return r.Redis.InfoMap(t.Context(), "persistence").Item("Persistence", "rdb_changes_since_last_save")
-}
-
-// If a key of the queue has a value of another type, waits report it, no script
-// changes it, and holds are not affected.
-func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
-	for _, kind := range []string{"queue", "timeouts"} {
-		r := setup(t, nil)
-		foreign := "hasp:{k}:" + kind + ":k"
-		holder := claim("k")
-		r.Acquire(t, holder)
-		r.Redis.Set(t.Context(), foreign, "foreign", 0)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		var held *backend.HeldError
-		if _, err := r.Driver.Acquire(ctx, claim("k")); !errors.As(err, &held) {
-			t.Errorf("%s: acquire: %v", kind, err)
-		}
-		if _, err := r.Driver.Wait(ctx, claim("k")); !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), foreign) {
-			t.Errorf("%s: wait: %v", kind, err)
-		}
-		if s, err := r.Driver.Inspect(ctx, "k"); err != nil || s.Owner != holder.Owner || len(s.Waiters) > 0 {
-			t.Errorf("%s: inspect: %+v, %v", kind, s, err)
-		}
-		if err := r.Driver.Release(ctx, holder); err != nil {
-			t.Errorf("%s: release: %v", kind, err)
-		}
-		next := claim("k")
-		switch _, err := r.Driver.Acquire(ctx, next); {
-		case kind != "queue" && err != nil, kind == "queue" && !errors.Is(err, backend.ErrInvalid):
-			t.Errorf("%s: acquire a free key: %v", kind, err)
-		case err == nil:
-			if err := r.Driver.Release(ctx, next); err != nil {
-				t.Errorf("%s: release again: %v", kind, err)
-			}
-		}
-		if got := r.Redis.Get(ctx, foreign).Val(); got != "foreign" {
-			t.Errorf("%s: it holds %q", kind, got)
-		}
-		if left := r.Redis.Keys(ctx, "*").Val(); len(left) != 1 {
-			t.Errorf("%s: left %q", kind, left)
-		}
-		r.Redis.Del(ctx, foreign)
-		r.Acquire(t, claim("k"))
-		r.Redis.FlushAll(ctx)
-	}
-}
-
-// A client that subscribes to all channels by pattern does not count as a waiter.
-func TestSubscriberByPatternIsNoReceiver(t *testing.T) {
-	r := setup(t, nil)
-	watch := r.Redis.PSubscribe(t.Context(), "*")
-	defer watch.Close()
-	want(t, "receive", errOf(watch.Receive(t.Context())), nil)
-	c := r.hold(t)
-	r.dead(t, 1, time.Hour)
-	x := r.wait(t, r.another(t), claim("k"), 2)
-	r.Release(t, c)
-	x.served(t)
 }
 
 // A user without the right to the channels receives no messages. It polls, and is served in order.
@@ -412,7 +299,7 @@ func TestUserWithoutTheChannel(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := setup(t, &redistest.Options{Own: true, Real: true})
+			r := onServer(t)
 			o := r.app(t, append([]any{"~*", "+@all"}, rights...)...)
 			r.Driver = r.driver(t, o)
 			held := r.hold(t)
@@ -435,7 +322,7 @@ func TestUserWithoutTheChannel(t *testing.T) {
 // app makes a user with these rights, and returns options for it.
 func (r rig) app(t *testing.T, rights ...any) *redis.Options {
 	t.Helper()
-	want(t, "acl setuser", r.Redis.Do(t.Context(), append([]any{"acl", "setuser", "app", "on", ">secret"}, rights...)...).Err(), nil)
+	r.Do(t, append([]any{"acl", "setuser", "app", "on", ">secret"}, rights...)...)
 	o := r.Server.ClientOptions()
 	o.Username, o.Password = "app", "secret"
 	return o
@@ -445,20 +332,59 @@ func (r rig) app(t *testing.T, rights ...any) *redis.Options {
 // no end, even if its process dies at once.
 func TestUserWhoMayNotSetTheEndOfAQueue(t *testing.T) {
 	for _, right := range []string{"-pexpireat", "-rpush"} {
-		r := setup(t, &redistest.Options{Own: true, Real: true})
+		r := onServer(t)
 		d := r.driver(t, r.app(t, "~*", "&*", "+@all", right))
 		r.hold(t)
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		defer cancel()
-		_, err := d.Wait(ctx, backend.Claim{Key: "k", Token: "dies", Owner: "me", TTL: time.Second, Timeout: time.Second})
+		_, err := d.Wait(t.Context(), backend.Claim{Key: "k", Token: "dies", Owner: "me", TTL: time.Second, Timeout: time.Second})
 		// The first text is of Redis 7.0, the second of later servers.
 		if err == nil || !strings.Contains(err.Error(), "can't run this command") && !strings.Contains(err.Error(), "ACL failure in script") {
 			t.Errorf("%s: got %v", right, err)
 		}
-		for _, key := range r.Redis.Keys(t.Context(), "*").Val() {
-			if key != "k" {
-				t.Errorf("%s: left %s", right, key)
-			}
+		if left := r.left(t); len(left) != 1 {
+			t.Errorf("%s: left %q", right, left)
 		}
 	}
+}
+
+// If a key of the queue has a value of another type, waits report it, no script changes it, and
+// holds are not affected.
+func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
+	for _, foreign := range []string{queueKey, timeoutsKey} {
+		r := setup(t, nil)
+		d := r.Driver
+		ctx := t.Context()
+		holder := r.hold(t)
+		r.Redis.Set(ctx, foreign, "foreign", 0)
+		want(t, "acquire a held key", errOf(d.Acquire(ctx, claim("k"))), backend.ErrHeld)
+		if _, err := d.Wait(ctx, claim("k")); !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), foreign) {
+			t.Errorf("%s: wait: %v", foreign, err)
+		}
+		if s, err := d.Inspect(ctx, "k"); err != nil || s.Owner != holder.Owner || len(s.Waiters) > 0 {
+			t.Errorf("%s: inspect: %+v, %v", foreign, s, err)
+		}
+		r.Release(t, holder)
+
+		next := claim("k")
+		if foreign == queueKey {
+			want(t, "acquire a free key", errOf(d.Acquire(ctx, next)), backend.ErrInvalid)
+		} else {
+			r.Acquire(t, next)
+			r.Release(t, next)
+		}
+		if got := r.Redis.Get(ctx, foreign).Val(); got != "foreign" || len(r.left(t)) != 1 {
+			t.Errorf("%s: it holds %q, left %q", foreign, got, r.left(t))
+		}
+		r.Redis.Del(ctx, foreign)
+		r.Acquire(t, next)
+	}
+}
+
+// A queue that cannot be read does not count as empty, but a release succeeds.
+func TestQueueThatMayNotBeRead(t *testing.T) {
+	r := onServer(t)
+	c := r.hold(t)
+	r.Forbid(t, "-lindex", "-lrange")
+	outage(t, "inspect", errOf(r.Driver.Inspect(t.Context(), "k")))
+	r.Release(t, c)
+	r.Acquire(t, c)
 }

@@ -6,9 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -30,24 +29,6 @@ func (r rig) refused(t *testing.T, c backend.Claim, byReaders bool) {
 	}
 }
 
-// holds fails the test unless the members of the shared record of "k" are those of cs.
-func (r rig) holds(t *testing.T, cs ...backend.Claim) {
-	t.Helper()
-	var members []string
-	for _, c := range cs {
-		members = append(members, c.Token+"#"+c.Owner)
-	}
-	slices.Sort(members)
-	got := r.Redis.ZRange(t.Context(), "k", 0, -1).Val()
-	slices.Sort(got)
-	if !slices.Equal(got, members) {
-		t.Errorf("the members are %q, want %q", got, members)
-	}
-	if len(cs) > 0 && r.Left(t, "k") <= 0 {
-		t.Error("the shared record has no end")
-	}
-}
-
 // waits fails the test if x does not wait.
 func (x *waiting) waits(t *testing.T) {
 	t.Helper()
@@ -58,77 +39,25 @@ func (x *waiting) waits(t *testing.T) {
 	}
 }
 
-// Callers of both kinds stand in one queue. Readers at its head get the key together.
-func TestOrderOfReadersAndWriters(t *testing.T) {
-	r := onServer(t)
-	holder := r.hold(t)
-	ds := []Driver{r.another(t), r.another(t)}
-	var xs []*waiting
-	for i, c := range []backend.Claim{sharedFenced(), sharedFenced(), fenced("k"), sharedFenced(), sharedFenced(), sharedFenced(), fenced("k")} {
-		xs = append(xs, r.wait(t, ds[i%2], c, i+1))
-	}
-	r.refused(t, shared(), false)
-	r.Release(t, holder)
-	last := uint64(0)
-	grow := func(x *waiting) {
-		t.Helper()
-		if f := x.got(t).Fence; f <= last {
-			t.Errorf("fence %d after %d", f, last)
-		} else {
-			last = f
-		}
-	}
-	grow(xs[0])
-	grow(xs[1])
-	r.holds(t, xs[0].c, xs[1].c)
-	// A reader does not pass the writer.
-	r.refused(t, shared(), true)
-	late := r.wait(t, ds[0], shared(), 6)
-	late.waits(t)
-	xs[0].release(t)
-	xs[2].waits(t)
-	xs[1].release(t)
-	grow(xs[2])
-	xs[3].waits(t)
-	xs[2].release(t)
-	for _, x := range xs[3:6] {
-		grow(x)
-	}
-	r.holds(t, xs[3].c, xs[4].c, xs[5].c)
-	for _, x := range xs[3:6] {
-		xs[6].waits(t)
-		x.release(t)
-	}
-	grow(xs[6])
-	late.waits(t)
-	xs[6].release(t)
-	late.served(t)
-	if left := r.left(t); !slices.Equal(left, []string{counter}) {
-		t.Errorf("left %q, want the counter", left)
-	}
-}
-
 // One script grants the key to 500 readers at most. A message makes the client of the next
-// one poll, 20 s before it would.
+// one poll, long before it would.
 func TestManyReadersAtTheHead(t *testing.T) {
 	const n = 501
 	r := onServer(t)
 	holder := r.hold(t)
 	var xs []*waiting
-	var cs []backend.Claim
 	d := r.another(t)
-	for range n {
-		x := &waiting{c: shared(), d: d, done: make(chan error, 1)}
-		xs, cs = append(xs, x), append(cs, x.c)
-		go func() { x.done <- errOf(d.Wait(t.Context(), x.c)) }()
+	for i := range n {
+		xs = append(xs, r.wait(t, d, shared(), i+1))
 	}
-	r.queued(t, "k", n)
 	last := r.wait(t, d, claim("k"), n+1)
 	r.Release(t, holder)
 	for _, x := range xs {
 		x.got(t)
 	}
-	r.holds(t, cs...)
+	if got := r.Redis.ZCard(t.Context(), "k").Val(); got != n {
+		t.Errorf("%d readers hold the key", got)
+	}
 	for _, x := range xs {
 		x.release(t)
 	}
@@ -139,9 +68,7 @@ func TestManyReadersAtTheHead(t *testing.T) {
 func TestWriterThatGivesUpWakesReaders(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ps := []*proc{w.proc(), w.proc(), w.proc()}
-		c := claim("k")
-		c.Shared, c.TTL = true, time.Hour
-		want(w.T, "acquire", errOf(ps[0].Acquire(w.Context(), c)), nil)
+		c := ps[0].wait(toShared).c
 		writer := ps[1].wait()
 		x := ps[2].wait(toShared)
 		x.waits()
@@ -156,24 +83,24 @@ func TestWriterThatGivesUpWakesReaders(t *testing.T) {
 	})
 }
 
-// A reader joins a shared record immediately if no waiter before it has a subscriber.
-func TestReaderQueuesBehindTheDead(t *testing.T) {
-	for _, kind := range []string{"0", "2"} {
+// A caller gets the key immediately if no waiter before it has a subscriber. So does a reader beside
+// another.
+func TestCallersQueueBehindTheDead(t *testing.T) {
+	for _, flags := range []string{"0", "2"} {
 		inWorld(t, func(w *world) {
+			w.place("dead", "PUBLISH hasp:grant:dead 1 60000 "+flags+" a dead one", time.Hour)
 			p := w.proc()
-			c := claim("k")
-			c.Shared, c.TTL = true, time.Hour
-			want(w.T, "acquire", errOf(p.Acquire(w.Context(), c)), nil)
-			till := float64(time.Now().Add(time.Hour).UnixMilli())
-			w.rdb.RPush(w.Context(), queueKey, "dead PUBLISH hasp:grant:dead 1 60000 "+kind+" a dead one")
-			w.rdb.ZAdd(w.Context(), timeoutsKey, redis.Z{Score: till, Member: "dead"})
+			p.wait().servedAtOnce()
+			first := p.wait(toShared)
 			p.wait(toShared).servedAtOnce()
+			first.servedAtOnce()
 		})
 	}
 }
 
-// A waiter without a subscriber keeps its place. The others get the key. A user that may
-// not ask for subscribers learns from PUBLISH that a client is gone.
+// A waiter without a subscriber keeps its place. The others get the key. A client that subscribes to
+// all channels by pattern does not count as a subscriber. A user that may not ask for subscribers
+// learns from PUBLISH that a client is gone.
 func TestWaitersWithoutASubscriber(t *testing.T) {
 	for flags, next := range map[string]func() backend.Claim{"0": func() backend.Claim { return claim("k") }, "2": shared} {
 		for _, forbidden := range []string{"", "-pubsub"} {
@@ -184,11 +111,15 @@ func TestWaitersWithoutASubscriber(t *testing.T) {
 			y := r.wait(t, r.another(t), claim("k"), 5)
 			if forbidden != "" {
 				r.Forbid(t, forbidden)
+			} else {
+				watch := r.Redis.PSubscribe(t.Context(), "*")
+				defer watch.Close()
+				await.Value(watch.Receive(t.Context()))
 			}
 			r.Release(t, c)
 			x.got(t)
-			if x.c.Shared {
-				r.holds(t, x.c)
+			if n := r.Redis.ZCard(t.Context(), "k").Val(); x.c.Shared && n != 1 {
+				t.Errorf("%d readers hold the key", n)
 			}
 			r.queued(t, "k", 4)
 			x.release(t)
@@ -220,7 +151,7 @@ func toShared(c *backend.Claim) { c.Shared = true }
 func TestLostMessagesToReaders(t *testing.T) {
 	inWorld(t, func(w *world) {
 		holder, ps := w.procs(2)
-		x := ps[1].wait(toShared, func(c *backend.Claim) { c.Fenced = true })
+		x := ps[1].wait(toShared, fence)
 		y := ps[1].wait(toShared)
 		deliver := ps[1].delayMessages()
 		ps[0].release(holder)

@@ -21,6 +21,7 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
 // These tests wait in virtual time. The real go-redis talks to miniredis within a
@@ -49,11 +50,10 @@ type proc struct {
 	conns []*conn
 }
 
-// conn is a connection whose replies can be dropped or delayed.
+// conn is a connection whose replies can be delayed.
 type conn struct {
 	net.Conn
-	subscribed atomic.Bool // it carries messages
-	dropping   atomic.Bool
+	subscribed atomic.Bool                   // it carries messages
 	delay      atomic.Pointer[chan struct{}] // if set, reads block until it is closed
 }
 
@@ -65,15 +65,11 @@ func (c *conn) Write(b []byte) (int, error) {
 }
 
 func (c *conn) Read(b []byte) (int, error) {
-	for {
-		n, err := c.Conn.Read(b)
-		if delay := c.delay.Load(); delay != nil {
-			<-*delay
-		}
-		if err != nil || !c.dropping.Load() {
-			return n, err
-		}
+	n, err := c.Conn.Read(b)
+	if delay := c.delay.Load(); delay != nil {
+		<-*delay
 	}
+	return n, err
 }
 
 // scripts returns how many scripts p has sent since the caller last asked for its commands.
@@ -84,15 +80,6 @@ func (p *proc) scripts() (n int) {
 		}
 	}
 	return n
-}
-
-// dropMessages makes the present connection of the messages half-open.
-func (p *proc) dropMessages() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.conns {
-		c.dropping.Store(c.subscribed.Load())
-	}
 }
 
 // move closes the connections of the commands, so that new ones go to the server
@@ -108,7 +95,8 @@ func (p *proc) move() {
 	}
 }
 
-// delayMessages blocks the connection of the messages until the caller calls deliver.
+// delayMessages blocks the connection of the messages until the caller calls deliver, or the test
+// ends.
 func (p *proc) delayMessages() (deliver func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,7 +106,16 @@ func (p *proc) delayMessages() (deliver func()) {
 			c.delay.Store(&flow)
 		}
 	}
-	return func() { close(flow) }
+	deliver = sync.OnceFunc(func() { close(flow) })
+	p.w.Cleanup(deliver)
+	return deliver
+}
+
+// failing returns a change for p.wait. The first call of that Wait meets the fault.
+func (p *proc) failing(fault faultproxy.Fault) func(c *backend.Claim) {
+	p.wait().stop() // the scripts are known from here on
+	p.w.settle()
+	return func(c *backend.Claim) { p.proxy.Fail(c.Token, fault) }
 }
 
 func (p *proc) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -132,7 +129,7 @@ func (p *proc) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	return p.conns[len(p.conns)-1], nil
 }
 
-func (w *world) proc(change ...func(o *fairlock.Options)) *proc {
+func (w *world) proc() *proc {
 	p := &proc{w: w, proxy: faultproxy.New(func() (net.Conn, error) { return w.v.Mini.Dial() })}
 	w.Cleanup(p.proxy.Close)
 	rdb := redis.NewClient(&redis.Options{
@@ -145,11 +142,7 @@ func (w *world) proc(change ...func(o *fairlock.Options)) *proc {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	w.Cleanup(func() { rdb.Close() })
-	o := &fairlock.Options{Window: window}
-	for _, f := range change {
-		f(o)
-	}
-	p.Driver = await.Value(fairlock.NewDriver(rdb, o)).(Driver)
+	p.Driver = await.Value(fairlock.NewDriver(rdb, &fairlock.Options{Window: window})).(Driver)
 	w.Cleanup(func() { p.Close() })
 	return p
 }
@@ -203,7 +196,7 @@ func (p *proc) wait(change ...func(c *backend.Claim)) *wait {
 // cleanUp does what the engine does after a Wait of unknown outcome: it releases
 // the token, at once and again after Timeout.
 func (p *proc) cleanUp(ctx context.Context, x *wait) {
-	if x.err == nil || errors.Is(x.err, backend.ErrHeld) && !errors.Is(x.err, context.Canceled) {
+	if x.err == nil {
 		return
 	}
 	if errors.Is(x.err, backend.ErrHeld) && ctx.Err() == nil {
@@ -260,11 +253,21 @@ func (x *wait) servedAtOnce() {
 }
 
 // fails waits until x has ended, and fails unless that was an outage.
-func (x *wait) fails(what string) {
+func (x *wait) fails() {
 	x.p.w.Helper()
 	<-x.done
-	if x.err == nil || errors.Is(x.err, backend.ErrHeld) {
-		x.p.w.Errorf("%s: got %v, want an outage", what, x.err)
+	if !strategytest.IsOutage(x.err) {
+		x.p.w.Errorf("got %v, want an outage", x.err)
+	}
+}
+
+// failsSince fails unless x has ended in an outage that was noticed at most d after began.
+func (x *wait) failsSince(began time.Time, d time.Duration) {
+	x.p.w.Helper()
+	x.fails()
+	var dated *backend.UnavailableError
+	if !errors.As(x.err, &dated) || dated.Since.Before(began) || dated.Since.Sub(began) > d {
+		x.p.w.Errorf("%v says since %v, it was %v", x.err, dated, began)
 	}
 }
 
@@ -281,7 +284,7 @@ func (x *wait) waits() {
 
 func (x *wait) release() {
 	x.p.w.Helper()
-	want(x.p.w.T, "release", x.p.Release(x.p.w.Context(), x.c), nil)
+	x.p.release(x.c)
 }
 
 func (p *proc) release(c backend.Claim) {
@@ -297,14 +300,9 @@ func (p *proc) renew(c backend.Claim) error {
 
 // owners returns the owners of the waiters for "k".
 func (w *world) owners() []string {
-	w.Helper()
-	d := await.Value(fairlock.NewDriver(w.rdb, nil)).(Driver)
+	d := open(w.rdb)
 	defer d.Close()
-	s, err := d.Inspect(w.Context(), "k")
-	if err != nil {
-		w.Fatal(err)
-	}
-	return s.Waiters
+	return await.Value(d.Inspect(w.Context(), "k")).Waiters
 }
 
 // queued fails unless these are the owners of the waiters for "k".
@@ -331,77 +329,39 @@ func (w *world) empty(what string) {
 
 func fence(c *backend.Claim) { c.Fenced = true }
 
-// A client with several waiters for a key sends one poll for all of them.
-func TestWaitingCostsNothingButThePolls(t *testing.T) {
-	inWorld(t, func(w *world) {
-		_, ps := w.procs(3)
-		for range 8 {
-			ps[1].wait()
-		}
-		ps[2].wait()
-		for _, p := range ps[1:] {
-			p.proxy.Commands()
-		}
-		const windows = 10
-		time.Sleep(windows * window)
-		for i, p := range ps[1:] {
-			if n := p.scripts(); n < 3*windows-1 || n > 3*windows+1 {
-				w.Errorf("client %d: %d scripts in %d windows", i+1, n, windows)
-			}
-		}
-		if got := w.owners(); len(got) != 9 {
-			w.Errorf("%d are still in the queue", len(got))
-		}
-	})
-}
-
-// Waiters that subscribe at the same time share one subscription. When all have left, the driver has
-// no group, no waiter and no subscription, and the server has no channel.
-func TestWaitersLeaveNothingInTheDriver(t *testing.T) {
-	inWorld(t, func(w *world) {
-		_, ps := w.procs(2)
-		ps[1].proxy.Delay(10 * time.Millisecond) // all subscribe before the first one is confirmed
-		ctx, stop := context.WithCancel(w.Context())
-		var all sync.WaitGroup
-		for range 3 {
-			c := claim("k")
-			all.Go(func() { want(w.T, "wait", errOf(ps[1].Wait(ctx, c)), backend.ErrHeld) })
-		}
-		time.Sleep(time.Second)
-		stop()
-		all.Wait()
-
-		if groups, tokens, channels := fairlock.Left(ps[1].Driver); groups+tokens+channels > 0 {
-			w.Errorf("left %d groups, %d waiters, %d subscriptions", groups, tokens, channels)
-		}
-		time.Sleep(5 * time.Second)
-		if left := w.v.Mini.PubSubChannels("*"); len(left) > 0 {
-			w.Errorf("the channels %q are left", left)
-		}
-	})
-}
-
-// One client has more waiters than one poll asks about.
+// One poll asks about 500 waiters of a client. Waiters that subscribe at the same time share one
+// subscription. When all have left, the driver has no group, no waiter and no subscription, and the
+// server has no channel.
 func TestManyWaitersOfOneClient(t *testing.T) {
-	inWorld(t, func(w *world) {
-		_, ps := w.procs(2)
-		const many = 501
-		ctx, stop := context.WithCancel(w.Context())
-		var all sync.WaitGroup
-		for range many {
-			c := claim("k")
-			all.Go(func() { want(w.T, "wait", errOf(ps[1].Wait(ctx, c)), backend.ErrHeld) })
-		}
-		time.Sleep(window)
-		ps[1].proxy.Commands()
-		time.Sleep(window)
-		scripts := ps[1].scripts()
-		if n := len(w.owners()); scripts < 4 || scripts > 8 || n != many {
-			w.Errorf("%d scripts in a window, want two for each of three polls; %d wait", scripts, n)
-		}
-		stop()
-		all.Wait()
-	})
+	for _, c := range []struct{ waiters, polls int }{{8, 1}, {501, 2}} {
+		inWorld(t, func(w *world) {
+			_, ps := w.procs(2)
+			ps[1].proxy.Delay(10 * time.Millisecond) // all subscribe before the first one is confirmed
+			ctx, stop := context.WithCancel(w.Context())
+			var all sync.WaitGroup
+			for range c.waiters {
+				all.Go(func() { want(w.T, "wait", errOf(ps[1].Wait(ctx, claim("k"))), backend.ErrHeld) })
+			}
+			time.Sleep(window)
+			ps[1].scripts()
+			const windows = 5
+			time.Sleep(windows * window)
+			times := ps[1].scripts() / c.polls
+			if n := len(w.owners()); n != c.waiters || times < 3*windows-1 || times > 3*windows+1 {
+				w.Errorf("%d of %d wait, with %d polls in %d windows", n, c.waiters, times, windows)
+			}
+			stop()
+			all.Wait()
+
+			if groups, tokens, channels := fairlock.Left(ps[1].Driver); groups+tokens+channels > 0 {
+				w.Errorf("left %d groups, %d waiters, %d subscriptions", groups, tokens, channels)
+			}
+			time.Sleep(5 * time.Second)
+			if left := w.v.Mini.PubSubChannels("*"); len(left) > 0 {
+				w.Errorf("the channels %q are left", left)
+			}
+		})
+	}
 }
 
 // The longest term counts, if several readers hold the key.
@@ -480,7 +440,7 @@ func TestStoppedWaitersCostOneWindowTogether(t *testing.T) {
 			living.gotWithin(began, window+10*time.Millisecond)
 			// For those that were stopped it was an outage of more than their Timeout.
 			for i, x := range stopped {
-				x.fails("stopped")
+				x.fails()
 				ps[1+i].proxy.Flow()
 			}
 			living.release()
@@ -537,7 +497,7 @@ func TestMessageLostInAHalfOpenConnection(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, ps := w.procs(2)
 		x := ps[1].wait()
-		ps[1].dropMessages()
+		ps[1].delayMessages()
 		ps[0].release(c)
 		x.gotWithin(time.Now(), window/3+10*time.Millisecond)
 		// The client subscribes again, so the next message arrives.
@@ -573,45 +533,20 @@ func TestSubscriptionFollowsTheAddress(t *testing.T) {
 	})
 }
 
-// A waiter that is cut off receives no messages, so each other caller gets the key before it.
-func TestCallersPassAWaiterThatIsCutOff(t *testing.T) {
-	inWorld(t, func(w *world) {
-		c, ps := w.procs(3)
-		ps[1].wait()
-		ps[1].proxy.Down()
-		w.settle()
-		ps[0].release(c)
-		next := claim("k")
-		want(w.T, "acquire", errOf(ps[2].Acquire(w.Context(), next)), nil)
-		ps[2].release(next)
-		x := ps[2].wait()
-		x.gotWithin(x.asked, 0)
-		x.release()
-		ps[1].proxy.Up()
-		time.Sleep(2 * window)
-		if got := w.owners(); len(got) != 0 {
-			w.Errorf("%q still wait", got)
-		}
-	})
-}
-
 // A holder of another strategy sends no message when it releases the key.
 func TestReleaseByAnotherStrategyIsNoticed(t *testing.T) {
-	for kind, put := range map[string]func(w *world){
-		"string": func(w *world) { w.rdb.Set(w.Context(), "k", "token-of-a-holder#owner", time.Hour) },
-		"hash": func(w *world) {
-			w.rdb.HSet(w.Context(), "k", "token-of-a-holder#owner", 1)
-			w.rdb.PExpire(w.Context(), "k", time.Hour)
-		},
-		"shared": func(w *world) { // spinlock and pubsublock have the same record
-			w.rdb.ZAdd(w.Context(), "k", redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: "token-of-a-holder#owner"})
-			w.rdb.PExpire(w.Context(), "k", time.Hour)
-		},
-		"no end": func(w *world) { w.rdb.Set(w.Context(), "k", "x", 0) },
+	for kind, put := range map[string][]any{
+		"string, without end": {"set", "k", "token-of-a-holder#owner"},
+		"hash":                {"hset", "k", "token-of-a-holder#owner", 1},
+		// spinlock and pubsublock have the same record
+		"shared": {"zadd", "k", 9999999999999, "token-of-a-holder#owner"},
 	} {
 		t.Run(kind, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				put(w)
+				w.rdb.Do(w.Context(), put...)
+				if put[0] != "set" {
+					w.rdb.PExpire(w.Context(), "k", time.Hour)
+				}
 				p := w.proc()
 				p.proxy.Commands()
 				x, next := p.wait(), p.wait()

@@ -27,38 +27,24 @@ func TestFenceGrowsWhateverHappens(t *testing.T) {
 	if f != minFence(clock.read()) {
 		t.Errorf("fence %d is not the time, %d", f, minFence(clock.read()))
 	}
+	file := d.folder.fenceFile(stripeOf("k"))
 	for _, step := range []struct {
-		name string
-		do   func()
+		name   string
+		passes time.Duration
+		do     func(i *instant)
 	}{
-		{"release", func() {}},
-		{"expiry", func() {
-			f = max(f, acquire(t, d, fenced(claim("k"))).Fence)
-			clock.pass(time.Minute)
-		}},
-		{"break", func() {
-			f = max(f, acquire(t, d, fenced(claim("k"))).Fence)
-			must(t, d.Break(t.Context(), "k"))
-		}},
-		{"an unfenced hold", func() {
-			c := claim("k")
-			if g := acquire(t, d, c); g.Fence != 0 {
-				t.Errorf("fence %d without Fenced", g.Fence)
-			}
-			release(t, d, c)
-		}},
-		{"a new process", func() { d = clock.on(dir) }},
-		{"a clock set back", func() { clock.set(func(i *instant) { i.wall = time.Unix(0, 0) }) }},
-		{"a new process, clock still back", func() { d = clock.on(dir) }},
-		{"a reboot", func() { clock.set(func(i *instant) { i.boot = "boot-2"; i.up = 0 }); d = clock.on(dir) }},
-		{"a clock before 1970", func() { clock.set(func(i *instant) { i.wall = time.Unix(-1000, 0) }) }},
-		{"a clock that is right", func() { clock.set(func(i *instant) { i.wall = newDial().now.wall.Add(time.Hour) }) }},
-		{"a power failure, which removes the stripe", func() { clock.pass(time.Second); remove(t, d.folder.fenceFile(stripeOf("k"))) }},
-		{"one that leaves it empty", func() { clock.pass(time.Second); write(t, d.folder.fenceFile(stripeOf("k")), nil) }},
-		{"one that leaves zeros", func() { clock.pass(time.Second); write(t, d.folder.fenceFile(stripeOf("k")), make([]byte, 50)) }},
-		{"all that is gone", func() { clock.pass(time.Hour); os.RemoveAll(dir); d = clock.on(dir) }},
+		{"a clock set back", 0, func(i *instant) { i.wall = time.Unix(0, 0) }},
+		{"a new process, clock still back", 0, func(*instant) { d = clock.on(dir) }},
+		{"a reboot", 0, func(i *instant) { i.boot, i.up, d = "boot-2", 0, clock.on(dir) }},
+		{"a clock before 1970", 0, func(i *instant) { i.wall = time.Unix(-1000, 0) }},
+		{"a clock that is right", 0, func(i *instant) { i.wall = newDial().now.wall.Add(time.Hour) }},
+		{"a power failure, which removes the stripe", time.Second, func(*instant) { remove(t, file) }},
+		{"one that leaves it empty", time.Second, func(*instant) { write(t, file, nil) }},
+		{"one that leaves zeros", time.Second, func(*instant) { write(t, file, make([]byte, 50)) }},
+		{"all that is gone", time.Hour, func(*instant) { os.RemoveAll(dir); d = clock.on(dir) }},
 	} {
-		step.do()
+		clock.pass(step.passes)
+		clock.set(step.do)
 		for range 3 {
 			t.Run(step.name, func(t *testing.T) { f = fence(t, d, "k", f) })
 		}

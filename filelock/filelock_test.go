@@ -58,11 +58,8 @@ func TestClaimThatIsTooLongForARecordIsInvalid(t *testing.T) {
 	d := on(t.TempDir(), nil)
 	key, owner := claim(strings.Repeat("k", maxRecord)), claim("k")
 	owner.Owner = strings.Repeat("o", maxRecord)
-	for _, c := range []backend.Claim{key, owner} {
-		if _, err := d.Acquire(t.Context(), c); !errors.Is(err, backend.ErrInvalid) {
-			t.Errorf("%.200v", err)
-		}
-	}
+	refused(t, d, key, backend.ErrInvalid)
+	refused(t, d, owner, backend.ErrInvalid)
 	acquire(t, d, claim("k"))
 }
 
@@ -80,9 +77,8 @@ func TestCallsThatAskNothing(t *testing.T) {
 		c := claim("k")
 		_, acquired := d.Acquire(ctx, c)
 		_, inspected := d.Inspect(ctx, "k")
-		var renewed error
-		d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { renewed = err })
-		for i, err := range []error{acquired, inspected, renewed, d.Release(ctx, c), d.Break(ctx, "k"), d.probe(ctx)} {
+		errs := append(renewIn(ctx, d, c), acquired, inspected, d.Release(ctx, c), d.Break(ctx, "k"), d.probe(ctx))
+		for i, err := range errs {
 			if !errors.Is(err, want) {
 				t.Errorf("call %d: %v, want %v", i, err, want)
 			}
@@ -134,11 +130,9 @@ func TestSweepRemovesWhatExpired(t *testing.T) {
 		}
 		acquire(t, d, c)
 	}
-	foreign := stateName("foreign")
-	write(t, filepath.Join(d.folder.path, foreign), []byte("notes\n"))
-	copied := stateName("copied")
-	write(t, filepath.Join(d.folder.path, copied), await.Value(os.ReadFile(d.folder.recordFile(oddKeys[1]))))
-	kept = append(kept, foreign, copied)
+	write(t, d.folder.recordFile("foreign"), []byte("notes\n"))
+	write(t, d.folder.recordFile("copied"), await.Value(os.ReadFile(d.folder.recordFile(oddKeys[1]))))
+	kept = append(kept, stateName("foreign"), stateName("copied"))
 	old, young := filepath.Join(d.folder.path, tempPrefix+"old"), filepath.Join(d.folder.path, tempPrefix+"young")
 	write(t, old, nil)
 	write(t, young, nil)

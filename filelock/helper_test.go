@@ -98,17 +98,28 @@ func notHeld(t *testing.T, d *driver, key string) {
 
 var must = await.Must
 
-func renew(d *driver, cs ...backend.Claim) []error {
+func renew(d *driver, cs ...backend.Claim) []error { return renewIn(context.Background(), d, cs...) }
+
+func renewIn(ctx context.Context, d *driver, cs ...backend.Claim) []error {
 	errs := make([]error, len(cs))
 	for i := range errs {
 		errs[i] = errors.New("not answered")
 	}
-	d.Renew(context.Background(), cs, func(i int, _ backend.Grant, err error) { errs[i] = err })
+	d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) { errs[i] = err })
 	return errs
 }
 
 func left(t *testing.T, d *driver, key string) time.Duration {
 	return await.Value(d.Inspect(t.Context(), key)).TTL
+}
+
+// holds checks that key is held for exactly that time from now.
+func holds(t *testing.T, d *driver, key string, rest time.Duration) {
+	t.Helper()
+	refused(t, d, claim(key), backend.ErrHeld)
+	if got := left(t, d, key); got != rest {
+		t.Errorf("%q is held for %v, want %v", key, got, rest)
+	}
 }
 
 func noTemp(t *testing.T, d *driver) {

@@ -180,7 +180,7 @@ func TestCancelEndsTheWaitForAGuardAtOnce(t *testing.T) {
 	// One call polls the guard's file, and the other two wait for this process's turn.
 	go func() { _, err := d.Acquire(ctx, c); result <- err }()
 	go func() { result <- d.Release(ctx, c) }()
-	go func() { d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { result <- err }) }()
+	go func() { result <- renewIn(ctx, d, c)[0] }()
 	for len(d.guards.turns[stripeOf("k")]) == 0 {
 		<-time.After(time.Millisecond)
 	}

@@ -100,8 +100,6 @@ func TestEndOfTheJobsContextDoesNotEndTheHold(t *testing.T) {
 
 			close(finish)
 			must(t, <-stopped)
-			lease := await.Value(other.Lock(t.Context(), "report", hasp.WithMaxWait(await.Patience)))
-			must(t, lease.Unlock(t.Context()))
 		})
 	}
 }

@@ -55,13 +55,13 @@ func (m meter) figures(t testing.TB) (counts map[string]int64, seconds map[strin
 	for _, metric := range m.collect(t) {
 		name := metric.Name[len("hasp.client.lock."):]
 		add := func(attrs attribute.Set, n int64) {
+			series := name
 			for _, a := range attrs.ToSlice() {
-				name += " " + string(a.Key) + "=" + a.Value.String()
+				series += " " + string(a.Key) + "=" + a.Value.String()
 			}
 			if n != 0 {
-				counts[name] += n
+				counts[series] += n
 			}
-			name = metric.Name[len("hasp.client.lock."):]
 		}
 		switch data := metric.Data.(type) {
 		case metricdata.Sum[int64]:
@@ -131,11 +131,15 @@ func TestInstruments(t *testing.T) {
 // For each way in which a call and its lease can end, check all figures that are not 0, and the
 // spans.
 func TestEachEnd(t *testing.T) {
-	lost := func(reason string) error { return &hasp.LostError{Reason: reason} }
+	type events = []hasp.Event
 	happens := func(kind hasp.EventKind, err error) hasp.Event {
 		return hasp.Event{Kind: kind, Err: &hasp.Error{Key: "secret", Err: err}}
 	}
-	requested, acquired, released := hasp.Event{Kind: hasp.EventRequested}, hasp.Event{Kind: hasp.EventAcquired}, hasp.Event{Kind: hasp.EventReleased}
+	refused := func(err error) hasp.Event { return happens(hasp.EventRefused, err) }
+	lost := func(kind hasp.EventKind, reason string) hasp.Event {
+		return happens(kind, &hasp.LostError{Reason: reason})
+	}
+	acquired, released, detached := hasp.Event{Kind: hasp.EventAcquired}, hasp.Event{Kind: hasp.EventReleased}, hasp.Event{Kind: hasp.EventDetached}
 	reentry := func(e hasp.Event) hasp.Event { e.Reentry = true; return e }
 	fenced := func(e hasp.Event) hasp.Event { e.Fence = 7; return e }
 	short := strings.NewReplacer("hasp.client.lock.state", "state", "hasp.operation.name", "op", "hasp.loss.reason", "reason",
@@ -144,53 +148,53 @@ func TestEachEnd(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		op      string
-		events  []hasp.Event
+		events  events // after the request
 		figures string
 		spans   string
 	}{
-		{"waits", "lock", []hasp.Event{requested}, "pending_requests op=lock 1", ""},
-		{"holds", "lock", []hasp.Event{requested, acquired}, "count state=used 1; wait_time op=lock 1", "wait op=lock"},
-		{"unlocked", "trylock", []hasp.Event{requested, acquired, released},
+		{"waits", "lock", nil, "pending_requests op=lock 1", ""},
+		{"holds", "lock", events{acquired}, "count state=used 1; wait_time op=lock 1", "wait op=lock"},
+		{"unlocked", "trylock", events{acquired, released},
 			"use_time 1; wait_time op=trylock 1", "wait op=trylock; hold op=trylock"},
-		{"detached", "resume", []hasp.Event{requested, acquired, {Kind: hasp.EventDetached}},
+		{"detached", "resume", events{acquired, detached},
 			"use_time 1; wait_time op=resume 1", "wait op=resume; hold op=resume"},
-		{"detached by a leader", "lead", []hasp.Event{requested, acquired, {Kind: hasp.EventDetached}}, "", "wait op=lead; hold op=lead"},
-		{"fenced", "lock", []hasp.Event{requested, fenced(acquired), released},
+		{"detached by a leader", "lead", events{acquired, detached}, "", "wait op=lead; hold op=lead"},
+		{"fenced", "lock", events{fenced(acquired), released},
 			"use_time 1; wait_time op=lock 1", "wait op=lock; hold op=lock fence=7"},
 
-		{"held", "lock", []hasp.Event{requested, happens(hasp.EventRefused, hasp.ErrHeld)},
+		{"held", "lock", events{refused(hasp.ErrHeld)},
 			"timeouts 1; wait_time type=held op=lock 1", "wait op=lock type=held"},
-		{"a TryLock does not time out", "trylock", []hasp.Event{requested, happens(hasp.EventRefused, hasp.ErrHeld)},
+		{"a TryLock does not time out", "trylock", events{refused(hasp.ErrHeld)},
 			"wait_time type=held op=trylock 1", "wait op=trylock type=held"},
-		{"a deadline", "lock", []hasp.Event{requested, happens(hasp.EventRefused, context.DeadlineExceeded)},
+		{"a deadline", "lock", events{refused(context.DeadlineExceeded)},
 			"timeouts 1; wait_time type=deadline_exceeded op=lock 1", "wait op=lock type=deadline_exceeded Error"},
-		{"cancelled", "lock", []hasp.Event{requested, happens(hasp.EventRefused, context.Canceled)},
+		{"cancelled", "lock", events{refused(context.Canceled)},
 			"wait_time type=canceled op=lock 1", "wait op=lock type=canceled"},
-		{"an outage", "lock", []hasp.Event{requested, happens(hasp.EventRefused, hasp.ErrUnavailable)},
+		{"an outage", "lock", events{refused(hasp.ErrUnavailable)},
 			"wait_time type=unavailable op=lock 1", "wait op=lock type=unavailable Error"},
 
-		{"lost", "lock", []hasp.Event{requested, acquired, happens(hasp.EventLost, lost(hasp.LostMaxHold))},
+		{"lost", "lock", events{acquired, lost(hasp.EventLost, hasp.LostMaxHold)},
 			"losses reason=max_hold 1; use_time type=lost 1; wait_time op=lock 1", "wait op=lock; hold op=lock type=lost Error"},
-		{"lost, as the Unlock says", "lock", []hasp.Event{requested, acquired, happens(hasp.EventReleased, lost(hasp.LostRevoked))},
+		{"lost, as the Unlock says", "lock", events{acquired, lost(hasp.EventReleased, hasp.LostRevoked)},
 			"losses reason=revoked 1; use_time type=lost 1; wait_time op=lock 1", "wait op=lock; hold op=lock type=lost Error"},
 		{"lost after a renewal failed", "lock",
-			[]hasp.Event{requested, acquired, happens(hasp.EventRenewFailed, hasp.ErrUnavailable), happens(hasp.EventLost, lost(hasp.LostUnanswered))},
+			events{acquired, happens(hasp.EventRenewFailed, hasp.ErrUnavailable), lost(hasp.EventLost, hasp.LostUnanswered)},
 			"losses reason=unanswered 1; renewal_failures 1; use_time type=lost 1; wait_time op=lock 1",
 			"wait op=lock; hold op=lock type=lost Error, renewal failed unavailable"},
-		{"closed", "lock", []hasp.Event{requested, acquired, happens(hasp.EventLost, hasp.ErrClosed)},
+		{"closed", "lock", events{acquired, happens(hasp.EventLost, hasp.ErrClosed)},
 			"use_time type=closed 1; wait_time op=lock 1", "wait op=lock; hold op=lock type=closed"},
-		{"an Unlock of unknown outcome", "lock", []hasp.Event{requested, acquired, happens(hasp.EventReleased, hasp.ErrUnavailable)},
+		{"an Unlock of unknown outcome", "lock", events{acquired, happens(hasp.EventReleased, hasp.ErrUnavailable)},
 			"use_time type=unavailable 1; wait_time op=lock 1", "wait op=lock; hold op=lock type=unavailable Error"},
 
-		{"a re-entry waits for nothing and is no hold", "lock", []hasp.Event{requested, reentry(acquired), reentry(released)}, "", ""},
-		{"a lost re-entry is a lost lease", "lock", []hasp.Event{requested, reentry(acquired), reentry(happens(hasp.EventReleased, lost(hasp.LostRevoked)))},
+		{"a re-entry waits for nothing and is no hold", "lock", events{reentry(acquired), reentry(released)}, "", ""},
+		{"a lost re-entry is a lost lease", "lock", events{reentry(acquired), reentry(lost(hasp.EventReleased, hasp.LostRevoked))},
 			"losses reason=revoked 1", ""},
 
-		{"follows", "lead", []hasp.Event{requested}, "followers 1", ""},
-		{"leads", "lead", []hasp.Event{requested, acquired}, "leaders 1", "wait op=lead"},
-		{"leads no more", "lead", []hasp.Event{requested, acquired, happens(hasp.EventLost, lost(hasp.LostStopped))},
+		{"follows", "lead", nil, "followers 1", ""},
+		{"leads", "lead", events{acquired}, "leaders 1", "wait op=lead"},
+		{"leads no more", "lead", events{acquired, lost(hasp.EventLost, hasp.LostStopped)},
 			"losses reason=stopped 1", "wait op=lead; hold op=lead type=lost Error"},
-		{"an outage that Lead meets", "lead", []hasp.Event{requested, happens(hasp.EventRefused, hasp.ErrUnavailable)},
+		{"an outage that Lead meets", "lead", events{refused(hasp.ErrUnavailable)},
 			"wait_time type=unavailable op=lead 1", "wait op=lead type=unavailable Error"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -198,7 +202,7 @@ func TestEachEnd(t *testing.T) {
 				m := newMeter()
 				tracer, spans := newTracer()
 				observe := otelhasp.Observe(nil, otelhasp.WithMeterProvider(m), otelhasp.WithTracerProvider(tracer), otelhasp.WithHoldSpans())
-				for _, e := range c.events {
+				for _, e := range append(events{{Kind: hasp.EventRequested}}, c.events...) {
 					e.ID, e.Op, e.Key = 1, c.op, "secret"
 					observe(t.Context(), e)
 				}

@@ -83,19 +83,10 @@ func setup(t *testing.T, o *redistest.Options) rig { return rig{Rig: strategytes
 var (
 	claim, fenced = strategytest.Claim, strategytest.Fenced
 	lock, unlock  = strategytest.Lock, strategytest.Unlock
-	outage        = strategytest.Outage
+	want, lost    = strategytest.Want, strategytest.Lost
 	eventually    = await.Until
 )
 
-const term = strategytest.Term
+func errOf[T any](g T, err error) error { return strategytest.ErrOf(g, err) }
 
-// A user that may not set terms takes no key: it would have no end.
-func TestNoLockWithoutAnEnd(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
-	r.Forbid(t, "-pexpire")
-	_, err := r.Driver.Acquire(t.Context(), claim("k"))
-	outage(t, "acquire without pexpire", err)
-	if n := r.Redis.Exists(t.Context(), "k").Val(); n != 0 {
-		t.Error("a key is left")
-	}
-}
+const term = strategytest.Term

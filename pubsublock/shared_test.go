@@ -1,7 +1,6 @@
 package pubsublock_test
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -54,24 +53,27 @@ func TestReleaseWakesAllReadersAtOnce(t *testing.T) {
 	})
 }
 
-// A writer that gives up ends its intent, and the readers that it has kept away try at once.
+// A writer that gives up ends its intent, and the readers that it has kept away try at once. When no
+// caller waits any more, the subscriptions end.
 func TestWriterThatGivesUpLetsReadersIn(t *testing.T) {
 	bubble(t, func(t *testing.T, v *redistest.VirtualServer, a, b rig) {
 		first := shared("k")
 		b.Acquire(t, first)
 		w := a.wait(t, "k", hasp.WithMaxWait(2300*time.Millisecond))
+		if all := v.Mini.PubSubChannels(""); len(all) != 1 {
+			t.Errorf("subscribed to %q", all)
+		}
 		reader := b.wait(t, "k", hasp.WithShared())
 		time.Sleep(2200 * time.Millisecond)
 		reader.waits(t)
 		<-w.done
-		if !errors.Is(w.err, hasp.ErrHeld) {
-			t.Errorf("got %v", w.err)
-		}
+		want(t, "the writer", w.err, hasp.ErrHeld)
 		reader.granted(t, w.at, 0, 0)
 		b.Release(t, first)
 		unlock(t, reader.lease)
-		if keys := v.Mini.Keys(); len(keys) != 0 {
-			t.Errorf("left %q", keys)
+		time.Sleep(5 * time.Second) // a channel is kept for a moment
+		if keys, channels := v.Mini.Keys(), v.Mini.PubSubChannels(""); len(keys)+len(channels) != 0 {
+			t.Errorf("left %q, and subscribed to %q", keys, channels)
 		}
 	})
 }
@@ -83,13 +85,9 @@ func TestIntentOfAnotherStays(t *testing.T) {
 	first, second := claim("k"), claim("k")
 	first.WillRetry, second.WillRetry = true, true
 	for _, c := range []backend.Claim{first, second} {
-		if _, err := r.Driver.Acquire(t.Context(), c); !errors.Is(err, backend.ErrHeld) {
-			t.Error(err)
-		}
+		want(t, "acquire", errOf(r.Driver.Acquire(t.Context(), c)), backend.ErrHeld)
 	}
-	if err := r.Driver.Release(t.Context(), first); !errors.Is(err, backend.ErrLost) {
-		t.Error(err)
-	}
+	lost(t, "release", r.Driver.Release(t.Context(), first))
 	if got := r.Redis.Get(t.Context(), redisstore.IntentKey("k")).Val(); got != second.Token {
 		t.Errorf("the intent is %q", got)
 	}
@@ -104,7 +102,7 @@ func TestIntentOnlyAfterReaders(t *testing.T) {
 		a.Release(t, c)
 		v.Proxy.Commands()
 		a.Acquire(t, c)
-		strategytest.Want(t, "a second Acquire", strategytest.ErrOf(a.Driver.Acquire(t.Context(), c)), backend.ErrHeld)
+		want(t, "a second Acquire", errOf(a.Driver.Acquire(t.Context(), c)), backend.ErrHeld)
 		a.Release(t, c)
 		sent := v.Proxy.Commands()
 		if len(sent) != 3 || slices.ContainsFunc(sent, func(s string) bool { return !strings.Contains(s, " 1 k ") }) {
