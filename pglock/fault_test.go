@@ -402,7 +402,8 @@ func TestSilentHost(t *testing.T) {
 	must(t, <-got)
 }
 
-// The old primary lives on, and refuses writes with advice. A Client whose callers wait listens at the new one.
+// The old primary lives on, and refuses writes with advice. A Client whose callers wait listens at
+// the new one.
 func TestListensAtTheNewPrimary(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)

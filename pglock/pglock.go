@@ -99,13 +99,13 @@ type Options struct {
 // driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
 type driver struct {
 	statements *connections      // all but renewals: the pool that was passed, or one of our own
-	renewals   *connections      // renewals, and releases if the pool is used up: they wait for no other work
+	renewals   *connections      // renewals, and releases if the pool is used up
 	own        bool              // true if Close closes the pool of statements
 	options    Options           // as passed, with the default of Table
 	table      string            // the name of the table, in quotes
 	sql        map[string]string // the statements (see newStatements)
-	channel    string            // the first part of the names of the channels that releases send to
-	bouncer    atomic.Bool       // true if a pooler shares sessions, so that nothing may be left in them
+	channel    string            // the first part of the names of the channels of releases
+	bouncer    atomic.Bool       // true if a pooler shares sessions: leave nothing in them
 
 	// The field takes is a channel that limits the attempts in flight to the number of connections.
 	takes chan struct{}

@@ -59,7 +59,9 @@ type scanner func(row int, rows pgx.Rows) error
 func ignore(int, pgx.Rows) error { return nil }
 
 // query does what queryOn does, on a connection for statements.
-func (d *driver) query(ctx context.Context, statement string, scan scanner, args ...any) (n int, err error) {
+func (d *driver) query(
+	ctx context.Context, statement string, scan scanner, args ...any,
+) (n int, err error) {
 	return d.queryOn(ctx, d.statements, statement, scan, args...)
 }
 
@@ -94,7 +96,9 @@ func (d *driver) queryOn(
 }
 
 // queryApart does what queryOn does, on a connection outside the pool of statements.
-func (d *driver) queryApart(ctx context.Context, statement string, scan scanner, args ...any) (n int, err error) {
+func (d *driver) queryApart(
+	ctx context.Context, statement string, scan scanner, args ...any,
+) (n int, err error) {
 	n, err = d.queryOn(ctx, d.renewals, statement, scan, args...)
 	if code(err) == tooManyConnections {
 		// Nothing was sent. The server has no connection left, but the other pool may have one.
