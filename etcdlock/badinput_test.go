@@ -137,10 +137,10 @@ func TestNobodyThere(t *testing.T) {
 // A grpc-proxy of etcd is refused: it delays keep-alives, so leases would be lost.
 func TestProxy(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
+	at := startOne(t)
 	l := listen(t)
 	l.Close()
-	proxy := exec.Command(etcdtest.Binary(), "grpc-proxy", "start", "--endpoints", s.Client, "--listen-addr", l.Addr().String())
+	proxy := exec.Command(etcdtest.Binary(), "grpc-proxy", "start", "--endpoints", at, "--listen-addr", l.Addr().String())
 	await.Must(t, proxy.Start())
 	t.Cleanup(func() { proxy.Process.Kill(); proxy.Wait() })
 	eventually(t, "the proxy", func() error {
@@ -193,7 +193,7 @@ func testUsers(t *testing.T, args ...string) {
 	// The role has a right on hasp/ only, and a token lasts for 3 s.
 	// The stream of b's watches is open all the time, with the first token.
 	a, b := openDriver(t, "joe:hunter2@"+s.Client), openDriver(t, "joe:hunter2@"+s.Client)
-	other := take(t, a, "other", 5*time.Minute)
+	other := take(t, a, "other", long)
 	waits := wants(t, b, "other")
 	queued(t, a, "other", 1)
 	for round := range 3 {
@@ -240,8 +240,7 @@ func enableUsers(t *testing.T, s *server) *clientv3.Client {
 
 func TestLongKey(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	d := openDriver(t, s.Client)
+	d := openDriver(t, startOne(t))
 	for _, key := range []string{strings.Repeat("k", 10_000), strings.Repeat("k", 3<<20)} {
 		for what, take := range map[string]func(context.Context, backend.Claim) (backend.Grant, error){"Acquire": d.Acquire, "Wait": d.Wait} {
 			_, err := take(context.Background(), claimFor(key, time.Minute))
@@ -259,7 +258,7 @@ func TestLongKey(t *testing.T) {
 	}
 	var cs []backend.Claim
 	for i := range 100 { // that many are read at once
-		cs = append(cs, take(t, d, fmt.Sprint(strings.Repeat("k", 8_000), i), 5*time.Minute))
+		cs = append(cs, take(t, d, fmt.Sprint(strings.Repeat("k", 8_000), i), long))
 	}
 	for i, err := range renewAll(t.Context(), d, cs) {
 		if err != nil {
@@ -269,7 +268,7 @@ func TestLongKey(t *testing.T) {
 
 	// The entries of this key are more than gRPC takes by default, 4 MiB.
 	for i := range 5 {
-		c := claimFor("long", 5*time.Minute)
+		c := claimFor("long", long)
 		c.Shared, c.Owner = true, fmt.Sprint(i, strings.Repeat("o", 1_000_000))
 		await.Value(acquire(d, c))
 	}
@@ -294,41 +293,9 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestTLS opens an etcd that wants certificates of its clients.
+// TestTLS opens an etcd that wants certificates of its clients. They are renewed while the Client
+// lives: the server begins anew with others, and the files that the URL names are written anew.
 func TestTLS(t *testing.T) {
-	t.Parallel()
-	etcdtest.Need(t)
-	cert, key, err := testcert.Write(t.TempDir(), "etcd.example")
-	await.Must(t, err)
-	all := await.Value(newServers(t.TempDir(), 1))
-	s := all[0]
-	s.Args = append(s.Args, "--listen-client-urls", "https://"+s.Client, "--advertise-client-urls", "https://"+s.Client,
-		"--cert-file", cert, "--key-file", key, "--trusted-ca-file", cert, "--client-cert-auth")
-	t.Cleanup(s.Kill)
-	await.Must(t, s.Start())
-
-	q := url.Values{"ca": {cert}, "cert": {cert}, "key": {key}}
-	eventually(t, "a lock over TLS", func() error {
-		c, err := hasp.Open(context.Background(), "etcdlock+etcds://"+s.Client+"?"+q.Encode(), nil)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		return hasp.Do(context.Background(), c, "tls", func(context.Context, *hasp.Lease) error { return nil })
-	})
-	q.Set("server_name", "etcd.example")
-	await.Value(hasp.Open(context.Background(), "etcdlock+etcds://"+s.Client+"?"+q.Encode(), nil)).Close()
-	q.Set("server_name", "other.example")
-	refused(t, "etcds://"+s.Client+"?"+q.Encode(), false, "server_name")
-	refused(t, "etcds://"+s.Client, false, "certificate", "ca")
-	// The client may write before it reads the server's alert, and then the error is only a broken pipe.
-	refused(t, "etcds://"+s.Client+"?"+url.Values{"ca": {cert}}.Encode(), false, "cert and key")
-	refused(t, "etcd://"+s.Client, false, "etcds://")
-}
-
-// Certificates are renewed while the Client lives: the server begins anew with others, and the
-// files that the URL names are written anew.
-func TestCertificatesThatAreRenewed(t *testing.T) {
 	t.Parallel()
 	etcdtest.Need(t)
 	dir := t.TempDir()
@@ -339,19 +306,31 @@ func TestCertificatesThatAreRenewed(t *testing.T) {
 		"--cert-file", cert, "--key-file", key, "--trusted-ca-file", cert, "--client-cert-auth")
 	t.Cleanup(s.Kill)
 	await.Must(t, s.Start())
-	var c *hasp.Client
+
+	at := "etcds://" + s.Client
 	q := url.Values{"ca": {cert}, "cert": {cert}, "key": {key}}
+	var c *hasp.Client
 	eventually(t, "a Client", func() error {
-		c, err = hasp.Open(t.Context(), "etcdlock+etcds://"+s.Client+"?"+q.Encode(), nil)
+		c, err = hasp.Open(t.Context(), "etcdlock+"+at+"?"+q.Encode(), nil)
 		return err
 	})
 	defer c.Close()
+	q.Set("server_name", "etcd.example")
+	await.Value(hasp.Open(t.Context(), "etcdlock+"+at+"?"+q.Encode(), nil)).Close()
+	q.Set("server_name", "other.example")
+	refused(t, at+"?"+q.Encode(), false, "server_name")
+	refused(t, at, false, "certificate", "ca")
+	// The client may write before it reads the server's alert, and then the error is only a broken pipe.
+	refused(t, at+"?"+url.Values{"ca": {cert}}.Encode(), false, "cert and key")
+	refused(t, "etcd://"+s.Client, false, "etcds://")
 
+	locks := func() error {
+		return hasp.Do(t.Context(), c, "tls", func(context.Context, *hasp.Lease) error { return nil })
+	}
+	eventually(t, "a lock over TLS", locks)
 	s.Kill()
 	_, _, err = testcert.Write(dir, "etcd.example") // the same files
 	await.Must(t, err)
 	await.Must(t, s.Start())
-	eventually(t, "a lock with the new certificates", func() error {
-		return hasp.Do(t.Context(), c, "tls", func(context.Context, *hasp.Lease) error { return nil })
-	})
+	eventually(t, "a lock with the new certificates", locks)
 }

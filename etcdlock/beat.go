@@ -37,7 +37,7 @@ func (b beat) outcome(l *lease, r txnAnswer) error {
 		return errDoubtful
 	}
 
-	l.beganAt(b.began)
+	raise(&l.began, int64(b.began))
 	return nil
 }
 

@@ -38,30 +38,49 @@ func openDriver(tb testing.TB, hosts string) *etcdlock.Driver {
 
 var serial atomic.Int64
 
+// long is a term that no test outlasts.
+const long = 5 * time.Minute
+
+// renewable returns a claim for a long hold that will be renewed.
+func renewable(key string) backend.Claim {
+	c := claimFor(key, long)
+	c.Renewed = true
+	return c
+}
+
 // claimFor returns a claim with a token of its own.
 func claimFor(key string, ttl time.Duration) backend.Claim {
 	n := serial.Add(1)
 	return backend.Claim{Key: key, Token: fmt.Sprintf("token-%d", n), Owner: fmt.Sprintf("owner %d", n), TTL: ttl, Timeout: 3 * time.Second, Fenced: true}
 }
 
-// bounded calls f with a context of the usual timeout.
-func bounded[T any](f func(ctx context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	return f(ctx)
+// brief returns a context with the usual timeout.
+func brief() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), 20*time.Second)
 }
 
 func inspect(d backend.Inspector, key string) (backend.Status, error) {
-	return bounded(func(ctx context.Context) (backend.Status, error) { return d.Inspect(ctx, key) })
+	ctx, cancel := brief()
+	defer cancel()
+	return d.Inspect(ctx, key)
 }
 
 func acquire(d backend.Driver, c backend.Claim) (backend.Grant, error) {
-	return bounded(func(ctx context.Context) (backend.Grant, error) { return d.Acquire(ctx, c) })
+	ctx, cancel := brief()
+	defer cancel()
+	return d.Acquire(ctx, c)
 }
 
 func renew(d backend.Driver, c backend.Claim) error {
-	_, err := bounded(func(ctx context.Context) (any, error) { return nil, renewWithin(ctx, d, c) })
-	return err
+	ctx, cancel := brief()
+	defer cancel()
+	return renewWithin(ctx, d, c)
+}
+
+func release(d backend.Driver, c backend.Claim) error {
+	ctx, cancel := brief()
+	defer cancel()
+	return d.Release(ctx, c)
 }
 
 func renewWithin(ctx context.Context, d backend.Driver, c backend.Claim) error {
@@ -77,11 +96,6 @@ func renewAll(ctx context.Context, d backend.Driver, cs []backend.Claim) map[int
 	answers := map[int]error{}
 	d.Renew(ctx, cs, func(i int, _ backend.Grant, err error) { answers[i] = err })
 	return answers
-}
-
-func release(d backend.Driver, c backend.Claim) error {
-	_, err := bounded(func(ctx context.Context) (any, error) { return nil, d.Release(ctx, c) })
-	return err
 }
 
 var eventually = await.Success
@@ -168,7 +182,7 @@ func (w waiting) granted(tb testing.TB) backend.Claim {
 // handOver lets d wait for a key that h holds, and then get it. meanwhile is called while d waits.
 func handOver(tb testing.TB, h, d *etcdlock.Driver, meanwhile func(held backend.Claim)) {
 	tb.Helper()
-	c := take(tb, h, "key", 5*time.Minute)
+	c := take(tb, h, "key", long)
 	w := wants(tb, d, "key")
 	queued(tb, h, "key", 1)
 	meanwhile(c)
@@ -195,6 +209,12 @@ var (
 	newServers   = etcdtest.New   // members of one cluster, which do not run yet
 	startServers = etcdtest.Start // a cluster that ends with the test
 )
+
+// startOne starts an etcd of one member that ends with the test, and returns its address.
+func startOne(t testing.TB) (addr string) {
+	t.Helper()
+	return startServers(t, 1)[0].Client
+}
 
 // start starts a server, and waits until it answers.
 func start(ctx context.Context, s *server) error {
@@ -231,7 +251,7 @@ func metric(tb testing.TB, s *server, pattern string) float64 {
 }
 
 func sum(s *server, pattern string) (sum float64, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := brief()
 	defer cancel()
 	text, err := s.Metrics(ctx)
 	for _, m := range regexp.MustCompile(`(?m)^`+pattern+` (\S+)$`).FindAllStringSubmatch(text, -1) {

@@ -2,7 +2,6 @@ package etcdlock
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -49,9 +48,6 @@ func entryName(key string, lease int64, shared bool) string {
 func isShared(name []byte) bool {
 	return bytes.HasPrefix(name[bytes.LastIndexByte(name, '/')+1:], []byte("s"))
 }
-
-// byAge compares two entries in the order of the queue.
-func byAge(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) }
 
 // keyOf returns the key that an entry belongs to.
 func keyOf(name string) (key string, ok bool) {

@@ -29,7 +29,7 @@ func survives(t *testing.T, at string, fault func(member string) (mend func())) 
 		b = openDriver(t, at)
 	}
 	key := t.Name()
-	c := take(t, a, key, 5*time.Minute)
+	c := take(t, a, key, long)
 	w := wants(t, b, key)
 	queued(t, a, key, 1)
 
@@ -141,7 +141,7 @@ func TestMemberThatFailsInASearch(t *testing.T) {
 // driver checks its member at intervals, and finds another connection even if no call is under way.
 func TestCallsThatFailAtOnce(t *testing.T) {
 	t.Parallel()
-	d := openDriver(t, startServers(t, 1)[0].Client)
+	d := openDriver(t, startOne(t))
 	d.CutMember()
 	c := claimFor("key", time.Minute)
 	eventually(t, "a call on a new connection", func() error {
@@ -157,7 +157,7 @@ func TestCallsThatFailAtOnce(t *testing.T) {
 // it is committed. Other calls to that member go on.
 func TestATimeoutOfOneCallEndsNoOther(t *testing.T) {
 	t.Parallel()
-	d, m := openMeddled(t, hosts(startServers(t, 1)), nil)
+	d, m := openMeddled(t, startOne(t), nil)
 	take(t, d, "k", time.Minute)
 	began, goOn := m.stop("Range")
 	inspected := make(chan error, 1)
@@ -178,7 +178,7 @@ func TestATimeoutOfOneCallEndsNoOther(t *testing.T) {
 // A call gives up the member while Close ends. The race detector would report an access without mu.
 func TestCloseDuringACallThatFails(t *testing.T) {
 	t.Parallel()
-	d, m := openMeddled(t, startServers(t, 1)[0].Client, nil)
+	d, m := openMeddled(t, startOne(t), nil)
 	m.set(func(method string) error {
 		if method == "LeaseGrant" {
 			go d.Close()
@@ -198,12 +198,11 @@ func TestNoSpace(t *testing.T) {
 	d, m := openMeddled(t, hosts(servers), &etcdlock.Options{Window: time.Minute})
 	client := plainClient(t, hosts(servers))
 	ctx := context.Background()
-	c := take(t, d, "before", 5*time.Minute)
+	c := take(t, d, "before", long)
 
 	// The lease of a hold that was waited for has the term of the window. The first renewal
 	// would move the hold to another lease.
-	waited := claimFor("waited for", 5*time.Minute)
-	waited.Renewed = true
+	waited := renewable("waited for")
 	waited = wantsAs(t, d, waited).granted(t)
 
 	for full := error(nil); full == nil; {
@@ -251,8 +250,7 @@ func TestNoSpace(t *testing.T) {
 // twice that.
 func TestWaitThatBeginsInAnOutage(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	link := linkTo(t, s.Client)
+	link := linkTo(t, startOne(t))
 	d := openDriver(t, link.Store)
 	link.Set(conformance.Hung)
 
@@ -290,8 +288,8 @@ func TestAddressThatMoves(t *testing.T) {
 	p.Serve(l)
 	d := openDriver(t, l.Addr().String())
 	holder, other := openDriver(t, a.Client), openDriver(t, b.Client)
-	take(t, holder, "key", 5*time.Minute)
-	held := take(t, other, "key", 5*time.Minute)
+	take(t, holder, "key", long)
+	held := take(t, other, "key", long)
 
 	waits := make(chan backend.Claim, 3)
 	for n := range cap(waits) {
@@ -326,7 +324,7 @@ func TestAddressThatMoves(t *testing.T) {
 // etcd drops a call of a Wait, as at a change of the leader. The Wait repeats the call.
 func TestDroppedCallOfAWait(t *testing.T) {
 	t.Parallel()
-	d, m := openMeddled(t, startServers(t, 1)[0].Client, nil)
+	d, m := openMeddled(t, startOne(t), nil)
 	c := claimFor("key", time.Minute)
 	c.Timeout = 9 * time.Second
 	m.silence("Txn", 1)

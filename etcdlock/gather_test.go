@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
 	"github.com/hasplock/hasp/internal/await"
@@ -32,7 +30,7 @@ type crowd struct {
 
 // gathered returns a crowd of callers with these claims.
 func gathered(t *testing.T, claims []backend.Claim) *crowd {
-	store := startServers(t, 1)[0].Client
+	store := startOne(t)
 	d, meddler := openMeddled(t, store, nil)
 	c := &crowd{store: store, d: d, goOn: make(chan struct{}), ends: map[string][]error{}}
 	c.ctx, c.cancel = context.WithTimeout(t.Context(), patience)
@@ -136,15 +134,12 @@ func TestLeasesThatHaveEndedInACrowd(t *testing.T) {
 		claims = append(claims, claimFor(fmt.Sprint("key-", i), time.Hour))
 	}
 	c := gathered(t, claims)
-	await.Must(t, withClient(c.store, func(etcd *clientv3.Client) error {
-		all, err := etcd.Leases(t.Context())
-		for i, l := range all.Leases {
-			if i%2 == 0 && err == nil {
-				_, err = etcd.Revoke(t.Context(), l.ID)
-			}
+	etcd := plainClient(t, c.store)
+	for i, l := range await.Value(etcd.Leases(t.Context())).Leases {
+		if i%2 == 0 {
+			await.Value(etcd.Revoke(t.Context(), l.ID))
 		}
-		return err
-	}))
+	}
 	c.end()
 	for _, claim := range claims {
 		if c.granted(claim.Key) != 1 {
@@ -152,13 +147,14 @@ func TestLeasesThatHaveEndedInACrowd(t *testing.T) {
 		}
 	}
 	await.Success(t, "one lease for each hold", func() error {
-		return withClient(c.store, func(etcd *clientv3.Client) error {
-			all, err := etcd.Leases(t.Context())
-			if n := len(all.Leases); err == nil && n != len(claims)+etcdlock.MaxFlights {
-				err = fmt.Errorf("%d leases, but %d holds", n, len(claims)+etcdlock.MaxFlights)
-			}
+		all, err := etcd.Leases(t.Context())
+		if err != nil {
 			return err
-		})
+		}
+		if n := len(all.Leases); n != len(claims)+etcdlock.MaxFlights {
+			return fmt.Errorf("%d leases, but %d holds", n, len(claims)+etcdlock.MaxFlights)
+		}
+		return nil
 	})
 }
 

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -179,7 +180,9 @@ func (d *driver) page(
 	}
 
 	for _, l := range page {
-		slices.SortFunc(l.kvs, byAge)
+		slices.SortFunc(l.kvs, func(a, b *mvccpb.KeyValue) int {
+			return cmp.Compare(a.CreateRevision, b.CreateRevision)
+		})
 	}
 
 	if r.More {

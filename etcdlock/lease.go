@@ -31,14 +31,6 @@ type lease struct {
 	since time.Time // when the lease was last given back to the pool
 }
 
-// foreign returns the lease with this id only for revoking it. The term of the lease is not known.
-// With a term of 1 s, the method end gives up after 12 s.
-func (d *driver) foreign(id int64) *lease {
-	l := &lease{id: id, ttl: 1}
-	l.began.Store(int64(d.clock.now()))
-	return l
-}
-
 const (
 	idleTime   = 5 * time.Second // an unused lease is revoked after this time
 	maxIdle    = 1024            // how many unused leases of one term are kept
@@ -69,16 +61,6 @@ func (l *lease) isRefused() bool {
 // age returns how much of l's term may have passed.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
-// The method old reports whether less than a third of l's term may be left at the time now of the
-// driver's clock.
-func (l *lease) old(now time.Duration) bool {
-	age := now - time.Duration(l.began.Load())
-	return age > l.term()*2/3
-}
-
-// beganAt records a time of the driver's clock at which, or after which, l's term began anew.
-func (l *lease) beganAt(at time.Duration) { raise(&l.began, int64(at)) }
-
 // take returns a lease with a term of secs seconds. If the lease comes from the pool, part of the
 // term has passed. The argument now is the present time by the driver's clock.
 func (p *pool) take(ctx context.Context, secs int64, now time.Duration) (*lease, error) {
@@ -88,8 +70,8 @@ func (p *pool) take(ctx context.Context, secs int64, now time.Duration) (*lease,
 	return p.grant(ctx, secs)
 }
 
-// reuse returns a lease of the pool, or nil if the pool has none that is not old. It ends the old
-// leases that it finds.
+// reuse returns a lease of the pool, or nil if the pool has none that is not old. A lease is old if
+// less than a third of its term may be left. reuse ends the old leases that it finds.
 func (p *pool) reuse(secs int64, now time.Duration) *lease {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,7 +79,7 @@ func (p *pool) reuse(secs int64, now time.Duration) *lease {
 		last := len(p.idle[secs]) - 1
 		l := p.idle[secs][last]
 		p.idle[secs] = p.idle[secs][:last]
-		if !l.old(now) {
+		if age := now - time.Duration(l.began.Load()); age <= l.term()*2/3 {
 			return l
 		}
 		p.d.bury(l)
@@ -167,6 +149,14 @@ func (d *driver) bury(l *lease) {
 			pause(d.cluster.ctx, p)
 		}
 	})
+}
+
+// buryForeign ends the lease with this id, which any driver has made. The term of the lease is not
+// known. With a term of 1 s, the method end gives up after 12 s.
+func (d *driver) buryForeign(id int64) {
+	l := &lease{id: id, ttl: 1}
+	l.began.Store(int64(d.clock.now()))
+	d.bury(l)
 }
 
 // The method end tries to revoke a lease. It returns false if the caller must try again.

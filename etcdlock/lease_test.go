@@ -33,7 +33,7 @@ func nothingLeft(t *testing.T, at string) {
 // never used again. A hold goes on until its release, and then nothing is left.
 func TestLostCalls(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
+	at := startOne(t)
 	type op = func(d *etcdlock.Driver, c *backend.Claim) error
 	wait := func(d *etcdlock.Driver, c *backend.Claim) error {
 		g, err := d.Wait(context.Background(), *c)
@@ -71,10 +71,10 @@ func TestLostCalls(t *testing.T) {
 			"request, no space": rpctypes.ErrGRPCNoSpace, "reply, no space": rpctypes.ErrGRPCNoSpace} {
 			t.Run(tt.what+", "+what, func(t *testing.T) {
 				t.Parallel()
-				d, m := openMeddled(t, s.Client, nil)
+				d, m := openMeddled(t, at, nil)
 				request := strings.HasPrefix(what, "request")
 				known := tt.moves && answer != lost // a read shows whether etcd has moved the hold
-				c := claimFor(t.Name(), 5*time.Minute)
+				c := claimFor(t.Name(), long)
 				c.Renewed = tt.renewed
 				await.Must(t, tt.before(d, &c))
 				var calls atomic.Int32
@@ -106,7 +106,7 @@ func TestLostCalls(t *testing.T) {
 					t.Errorf("%d leases would be used again, want 0", n)
 				}
 				d.Close()
-				nothingLeft(t, s.Client)
+				nothingLeft(t, at)
 			})
 		}
 	}
@@ -135,7 +135,7 @@ func TestSuspend(t *testing.T) {
 	// The lease of a place has lost more than a third of its term.
 	c = claimFor("suspend place", time.Minute)
 	c.Renewed = true
-	held := take(t, other, c.Key, 5*time.Minute)
+	held := take(t, other, c.Key, long)
 	w := wantsAs(t, d, c)
 	queued(t, other, c.Key, 1)
 	before = beats()
@@ -151,15 +151,15 @@ func TestSuspend(t *testing.T) {
 // lease. The holder must learn of it at its next renewal.
 func TestEvictionCutOff(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
+	at := startOne(t)
 	for what, evict := range map[string]func(d backend.Inspector, c backend.Claim) error{
 		"Break":   func(d backend.Inspector, c backend.Claim) error { return d.Break(context.Background(), c.Key) },
 		"Release": func(d backend.Inspector, c backend.Claim) error { c.Handle = nil; return release(d, c) },
 	} {
 		t.Run(what, func(t *testing.T) {
-			holder := openDriver(t, s.Client)
-			other, meddler := openMeddled(t, s.Client, nil)
-			c, kept := take(t, holder, "cut off", 5*time.Minute), take(t, holder, "kept", 5*time.Minute)
+			holder := openDriver(t, at)
+			other, meddler := openMeddled(t, at, nil)
+			c, kept := take(t, holder, "cut off", long), take(t, holder, "kept", long)
 			meddler.set(failing("LeaseRevoke", lost), nil)
 			if err := evict(other, c); err == nil {
 				t.Errorf("%s returned no error, although the lease was not revoked", what)
@@ -178,7 +178,7 @@ func TestEvictionCutOff(t *testing.T) {
 			}
 			free(t, holder, kept)
 			holder.Close()
-			nothingLeft(t, s.Client)
+			nothingLeft(t, at)
 		})
 	}
 }
@@ -187,8 +187,8 @@ func TestEvictionCutOff(t *testing.T) {
 // lasts for 2 s at least, so the driver must end it.
 func TestKeepUntilIsNotExceeded(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	d, other := openDriver(t, s.Client), openDriver(t, s.Client)
+	at := startOne(t)
+	d, other := openDriver(t, at), openDriver(t, at)
 	var late time.Duration
 	for range 5 { // a slow machine may be late now and then
 		c := take(t, d, "kept", time.Minute)
@@ -210,8 +210,8 @@ func TestKeepUntilIsNotExceeded(t *testing.T) {
 // says 0 s, the key is still held.
 func TestLastSecond(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	d, other := openDriver(t, s.Client), openDriver(t, s.Client)
+	at := startOne(t)
+	d, other := openDriver(t, at), openDriver(t, at)
 	take(t, d, "last second", 2*time.Second)
 	eventually(t, "the end of the term", func() error {
 		st, err := inspect(d, "last second")
@@ -232,11 +232,10 @@ func TestLastSecond(t *testing.T) {
 // The age of a hold does not count its wait. It is not known before the first renewal.
 func TestAgeOfAHoldThatWaited(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	d, h := openDriver(t, s.Client), openDriver(t, s.Client)
-	held := take(t, h, "key", 5*time.Minute)
-	c := claimFor("key", 5*time.Minute)
-	c.Renewed = true
+	at := startOne(t)
+	d, h := openDriver(t, at), openDriver(t, at)
+	held := take(t, h, "key", long)
+	c := renewable("key")
 	w := wantsAs(t, d, c)
 	queued(t, h, "key", 1)
 	time.Sleep(100 * time.Millisecond)
@@ -260,9 +259,8 @@ func TestAgeOfAHoldThatWaited(t *testing.T) {
 // gets the lease of the first one. The end of that renewal does not end the other hold.
 func TestReleaseDuringAMove(t *testing.T) {
 	t.Parallel()
-	d, m := openMeddled(t, startServers(t, 1)[0].Client, &etcdlock.Options{Window: time.Minute})
-	c := claimFor("moved", 5*time.Minute)
-	c.Renewed = true
+	d, m := openMeddled(t, startOne(t), &etcdlock.Options{Window: time.Minute})
+	c := renewable("moved")
 	c = wantsAs(t, d, c).granted(t)
 
 	began, goOn := m.stop("LeaseGrant")
@@ -283,15 +281,15 @@ func TestReleaseDuringAMove(t *testing.T) {
 // lease of the hold: after a lost reply, or because another driver made the hold.
 func TestRenewalByTheTokenKeepsTheTerm(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	d, m := openMeddled(t, s.Client, nil)
-	c := take(t, d, "key", 5*time.Minute)
+	at := startOne(t)
+	d, m := openMeddled(t, at, nil)
+	c := take(t, d, "key", long)
 	c.TTL *= 2
 	m.set(nil, failing("Txn", lost))
 	_ = renew(d, c)
 	m.set(nil, nil)
 	c.TTL = 10 * time.Second
-	for _, d := range []*etcdlock.Driver{d, openDriver(t, s.Client)} {
+	for _, d := range []*etcdlock.Driver{d, openDriver(t, at)} {
 		await.Must(t, renew(d, c))
 		if st := await.Value(inspect(d, c.Key)); st.TTL <= c.TTL {
 			t.Errorf("the term ends in %v, want 5 m or more", st.TTL)

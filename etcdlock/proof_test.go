@@ -40,14 +40,14 @@ func revoke(t *testing.T, client *clientv3.Client, key string) {
 // not taken for a renewal.
 func TestRenewalOfARevokedLease(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	client := plainClient(t, s.Client)
+	at := startOne(t)
+	client := plainClient(t, at)
 	for _, name := range []string{"at once", "late", "not in time", "deposed leader"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d, m := openMeddled(t, s.Client, nil)
-			c := take(t, d, name, 5*time.Minute)
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			d, m := openMeddled(t, at, nil)
+			c := take(t, d, name, long)
+			ctx, cancel := brief()
 			defer cancel()
 			m.changing(func(msg any) {
 				r, ok := msg.(*pb.LeaseKeepAliveResponse)
@@ -90,14 +90,13 @@ func TestRenewalOfARevokedLease(t *testing.T) {
 // keep-alive. The waiter does not get the key by the entry that is gone.
 func TestGrantOfARevokedLease(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	d, m := openMeddled(t, s.Client, nil)
-	h := openDriver(t, s.Client)
+	at := startOne(t)
+	d, m := openMeddled(t, at, nil)
+	h := openDriver(t, at)
 	suspend := etcdlock.Suspendable(d)
-	client := plainClient(t, s.Client)
-	held := take(t, h, "key", 5*time.Minute)
-	c := claimFor("key", 5*time.Minute)
-	c.Renewed = true
+	client := plainClient(t, at)
+	held := take(t, h, "key", long)
+	c := renewable("key")
 	w := wantsAs(t, d, c)
 	queued(t, h, "key", 1)
 
@@ -130,30 +129,53 @@ func TestGrantOfARevokedLease(t *testing.T) {
 	}
 }
 
-// A waiter whose lease is revoked waits on, with another one.
-func TestWaiterWhoseLeaseIsRevoked(t *testing.T) {
+// A waiter gets the key although its lease is revoked, or its keep-alive is stuck, or the event of
+// the release is lost.
+func TestFaultsOfAWaiter(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	d, h := openDriver(t, s.Client), openDriver(t, s.Client)
-	handOver(t, h, d, func(backend.Claim) {
-		revoke(t, plainClient(t, s.Client), "key")
-		queued(t, h, "key", 1)
-	})
+	at := startOne(t)
+	h := openDriver(t, at)
+	places := func() []string { return await.Value(entries(t.Context(), at)) }
+	for what, fault := range map[string]func(m *meddler){
+		"its lease is revoked": func(*meddler) {
+			revoke(t, plainClient(t, at), "key")
+			queued(t, h, "key", 1)
+		},
+		"its keep-alive is stuck": func(m *meddler) {
+			m.silence("LeaseKeepAlive", 1)
+			before := places()
+			time.Sleep(8 * time.Second) // the window is 5 s
+			if after := places(); !slices.Equal(after, before) {
+				t.Errorf("the entries are %q, and were %q", after, before)
+			}
+		},
+		"its event is lost": func(m *meddler) {
+			m.changing(func(msg any) {
+				if r, ok := msg.(*pb.WatchResponse); ok {
+					r.Events = nil
+				}
+			})
+		},
+	} {
+		t.Log(what)
+		d, m := openMeddled(t, at, nil)
+		handOver(t, h, d, func(backend.Claim) { fault(m) })
+		d.Close() // ends its leases
+	}
 }
 
 // Another driver removes the entry of a waiter, and ends its lease late. The waiter has lost the
 // event of the removal, or the reply to its put. The late end does not end the hold that it gets.
 func TestLateEndOfAWaitersLease(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	h := openDriver(t, s.Client)
+	at := startOne(t)
+	h := openDriver(t, at)
 	for _, what := range []string{"event", "reply"} {
-		d, m := openMeddled(t, s.Client, &etcdlock.Options{Window: time.Minute})
-		other, slow := openMeddled(t, s.Client, nil)
+		d, m := openMeddled(t, at, &etcdlock.Options{Window: time.Minute})
+		other, slow := openMeddled(t, at, nil)
 		removed, goOn := slow.stop("LeaseRevoke")
 		ended := make(chan error)
-		held, c := take(t, h, what, 5*time.Minute), claimFor(what, 5*time.Minute)
-		c.Renewed = true
+		held, c := take(t, h, what, long), renewable(what)
 		remove := func() { ended <- other.Release(t.Context(), c) }
 		m.changing(func(msg any) {
 			if r, ok := msg.(*pb.WatchResponse); ok && len(r.Events) > 0 {
@@ -188,17 +210,17 @@ func TestLateEndOfAWaitersLease(t *testing.T) {
 	}
 }
 
-// A keep-alive is stuck. Only the renewal of that lease fails, and the next one succeeds.
+// Keep-alives are stuck, as many as may be under way at once. Only the renewals of those leases fail,
+// and the next ones succeed.
 func TestStuckKeepAlives(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	d, m := openMeddled(t, s.Client, nil)
+	d, m := openMeddled(t, startOne(t), nil)
 	var cs []backend.Claim
 	for i := range 64 {
-		cs = append(cs, take(t, d, fmt.Sprint("stuck-", i), 5*time.Minute))
+		cs = append(cs, take(t, d, fmt.Sprint("stuck-", i), long))
 	}
 	failed := func() (n int) {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := brief()
 		defer cancel()
 		for _, err := range renewAll(ctx, d, cs) {
 			if err != nil {
@@ -207,42 +229,29 @@ func TestStuckKeepAlives(t *testing.T) {
 		}
 		return n
 	}
-	m.silence("LeaseKeepAlive", 1)
-	if n := failed(); n != 1 {
-		t.Errorf("%d of 64 renewals failed, want 1", n)
-	}
-	if n := failed(); n != 0 {
-		t.Errorf("%d of 64 renewals failed after that, want none", n)
-	}
-}
-
-// The keep-alive of a waiter is stuck. The waiter keeps its place.
-func TestStuckKeepAliveOfAWaiter(t *testing.T) {
-	t.Parallel()
-	s := startServers(t, 1)[0]
-	d, m := openMeddled(t, s.Client, nil)
-	m.silence("LeaseKeepAlive", 1)
-	handOver(t, openDriver(t, s.Client), d, func(backend.Claim) {
-		before := await.Value(entries(t.Context(), s.Client))
-		time.Sleep(8 * time.Second) // the window is 5 s
-		if after := await.Value(entries(t.Context(), s.Client)); !slices.Equal(after, before) {
-			t.Errorf("the entries are %q, and were %q", after, before)
+	for _, stuck := range []int{1, len(cs)} {
+		m.silence("LeaseKeepAlive", stuck)
+		if n := failed(); n != stuck {
+			t.Errorf("%d of 64 renewals failed, want %d", n, stuck)
 		}
-	})
+		if n := failed(); n != 0 {
+			t.Errorf("%d of 64 renewals failed after that, want none", n)
+		}
+	}
 }
 
 // A waiter gets the key, and moves its entry to another lease. Its keep-alive for the old lease
 // arrives after that. The next waiter of the driver does not get the key as well.
 func TestKeepAliveAfterTheGrant(t *testing.T) {
 	t.Parallel()
-	s := startServers(t, 1)[0]
-	d, m := openMeddled(t, s.Client, nil)
-	h := openDriver(t, s.Client)
-	held := take(t, h, "key", 5*time.Minute)
-	before := await.Value(entries(t.Context(), s.Client))
+	at := startOne(t)
+	d, m := openMeddled(t, at, nil)
+	h := openDriver(t, at)
+	held := take(t, h, "key", long)
+	before := await.Value(entries(t.Context(), at))
 	first := wants(t, d, "key")
 	queued(t, h, "key", 1)
-	old := slices.DeleteFunc(await.Value(entries(t.Context(), s.Client)), func(e string) bool { return slices.Contains(before, e) })
+	old := slices.DeleteFunc(await.Value(entries(t.Context(), at)), func(e string) bool { return slices.Contains(before, e) })
 	next := wants(t, d, "key")
 	queued(t, h, "key", 2)
 
@@ -258,7 +267,7 @@ func TestKeepAliveAfterTheGrant(t *testing.T) {
 	free(t, h, held)
 	c := first.granted(t)
 	await.Until(t, "the end of the old lease", func() bool {
-		return !slices.Contains(await.Value(entries(t.Context(), s.Client)), old[len(old)-1])
+		return !slices.Contains(await.Value(entries(t.Context(), at)), old[len(old)-1])
 	})
 	close(arrives)
 	time.Sleep(500 * time.Millisecond)

@@ -90,7 +90,7 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 
 	// End the old lease, which must not be reused because its number is in the entry's name.
 	if h == nil || kv.Lease != h.lease.id {
-		d.bury(d.foreign(kv.Lease))
+		d.buryForeign(kv.Lease)
 	}
 	h.settle(false)
 	n := d.newHold(c, moved, l)
@@ -244,7 +244,7 @@ func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 		return err
 	}
 	if err := d.revoke(ctx, kv.Lease); err != nil && !isGone(err) {
-		d.bury(d.foreign(kv.Lease))
+		d.buryForeign(kv.Lease)
 		return err
 	}
 	return nil
@@ -268,7 +268,7 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 	}
 
 	if h := d.ownHold(c); h == nil || h.lease.id != kv.Lease {
-		d.bury(d.foreign(kv.Lease)) // otherwise settle ends the lease
+		d.buryForeign(kv.Lease) // otherwise settle ends the lease
 	}
 
 	// End the lease at c.KeepUntil, because by itself it would end later: it lasts 2 s or more.

@@ -37,8 +37,11 @@ func init() { tracer = counter{} }
 // Sweep deletes the rows of keys that were not used for age.
 func (d *driver) Sweep(ctx context.Context, age time.Duration) error { return d.sweepAll(ctx, age) }
 
-// SweepInTurn is what a driver does from time to time.
-func (d *driver) SweepInTurn(ctx context.Context) { d.sweepInTurn(ctx) }
+// SweepOften makes each grant start an attempt to sweep. The function wait waits for the attempts.
+func (d *driver) SweepOften() (wait func()) {
+	d.sweepOneIn = 1
+	return d.wg.Wait
+}
 
 // Polls reports whether the driver has noticed a connection pooler.
 func (d *driver) Polls() bool { return d.bouncer.Load() }
@@ -73,16 +76,14 @@ func (d *driver) Fill(ctx context.Context) error {
 }
 
 // TakePlaces takes all places of attempts but some, until vacate is called.
-func (d *driver) TakePlaces(but int) (vacate func()) { return occupy(d.takes, cap(d.takes)-but) }
-
-// occupy takes n slots, until vacate is called.
-func occupy(slots chan struct{}, n int) (vacate func()) {
+func (d *driver) TakePlaces(but int) (vacate func()) {
+	n := cap(d.takes) - but
 	for range n {
-		slots <- struct{}{}
+		d.takes <- struct{}{}
 	}
 	return func() {
 		for range n {
-			<-slots
+			<-d.takes
 		}
 	}
 }
@@ -90,7 +91,8 @@ func occupy(slots chan struct{}, n int) (vacate func()) {
 // LockTimeout returns the lock_timeout of a statement that may wait for most, in ms.
 func (d *driver) LockTimeout(ctx context.Context, most time.Duration) (string, error) {
 	var ms string
-	err := d.query(ctx, "SELECT $1::text", func(_ int, rows pgx.Rows) error { return rows.Scan(&ms) }, lockWait(most))
+	scan := func(_ int, rows pgx.Rows) error { return rows.Scan(&ms) }
+	_, err := d.queryOnce(ctx, d.statements, "SELECT $1::text", scan, []any{lockWait(most)})
 	return ms, err
 }
 

@@ -11,13 +11,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -30,8 +28,7 @@ import (
 // have the key at once, if a fence is not larger than the one before, or if a call fails.
 func contend(t *testing.T, clients []*hasp.Client, rounds int) {
 	t.Helper()
-	var inside atomic.Int32
-	var mu sync.Mutex
+	var inside sync.Mutex // guards the field last
 	var last uint64
 	var wg sync.WaitGroup
 	for _, c := range clients {
@@ -42,16 +39,15 @@ func contend(t *testing.T, clients []*hasp.Client, rounds int) {
 					t.Errorf("Lock: %v", err)
 					return
 				}
-				if n := inside.Add(1); n != 1 {
-					t.Errorf("%d holders at once", n)
+				if !inside.TryLock() {
+					t.Error("two holders at once")
+					return
 				}
-				mu.Lock()
 				if lease.Fence() <= last {
 					t.Errorf("fence %d after %d", lease.Fence(), last)
 				}
 				last = lease.Fence()
-				mu.Unlock()
-				inside.Add(-1)
+				inside.Unlock()
 				if err := lease.Unlock(t.Context()); err != nil {
 					t.Errorf("Unlock: %v", err)
 					return
@@ -65,12 +61,11 @@ func contend(t *testing.T, clients []*hasp.Client, rounds int) {
 // Fences grow although all rows are deleted all the time.
 func TestFencesGrowAfterSweeps(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
+	s, d := onServer(t)
 	var clients []*hasp.Client
 	for range 64 {
 		clients = append(clients, client(t, s.Where(), "&pool_size=2"))
 	}
-	d := newDriver(t, s.Where(), "")
 	ctx, stop := context.WithCancel(t.Context())
 	var sweeps sync.WaitGroup
 	sweeps.Go(func() {
@@ -86,8 +81,8 @@ func TestFencesGrowAfterSweeps(t *testing.T) {
 	sweeps.Wait()
 }
 
-// The sweep deletes what is old, more than one batch of it, and nothing else. One client
-// sweeps in a minute.
+// Drivers sweep after grants. The sweep deletes what is old, more than one batch of it, and nothing
+// else. One client sweeps in a minute.
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Shared(t)
@@ -102,18 +97,17 @@ func TestSweep(t *testing.T) {
 	// The fence of a clock that was ahead. If its row went, the next fence could be smaller.
 	s.Must(t, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('fence', now() - interval '2 h', extract(epoch FROM now()) * 1000000, true)`)
 
-	d := newDriver(t, s.Where(), "")
-	keys := func() []string {
-		return await.Value(s.Rows(ctx, `SELECT encode(key, 'escape') FROM hasp_locks WHERE length(key) > 0 ORDER BY key`))
-	}
-	d.SweepInTurn(ctx)
-	if got := fmt.Sprint(keys()); got != "[fence held new recent]" {
-		t.Errorf("after the sweep: %s", got)
-	}
-	s.Must(t, `UPDATE hasp_locks SET since = now() - interval '2 h', expires = now() - interval '2 h' WHERE key = 'recent'`)
-	d.SweepInTurn(ctx)
-	if got := fmt.Sprint(keys()); got != "[fence held new recent]" {
-		t.Errorf("after a second sweep within the minute: %s", got)
+	for _, when := range []string{"after the sweep", "after a second sweep within the minute"} {
+		d := newDriver(t, s.Where(), "")
+		wait := d.SweepOften()
+		await.Value(d.Acquire(ctx, claim(when, "one")))
+		wait()
+		rows := await.Value(s.Rows(ctx, `SELECT encode(key, 'escape') FROM hasp_locks WHERE length(key) > 0 AND key NOT LIKE 'after%' ORDER BY key`))
+		if got := fmt.Sprint(rows); got != "[fence held new recent]" {
+			t.Errorf("%s: %s", when, got)
+		}
+		s.Must(t, `UPDATE hasp_locks SET since = now() - interval '2 h', expires = now() - interval '2 h' WHERE key = 'recent'`)
+		must(t, d.Break(ctx, when))
 	}
 	for entry, err := range c.List(ctx, "") {
 		must(t, err)
@@ -131,13 +125,9 @@ func TestIsolation(t *testing.T) {
 		t.Run(level, func(t *testing.T) {
 			s := pgtest.Shared(t, "default_transaction_isolation = '"+level+"'")
 			var clients []*hasp.Client
-			for i := range 8 {
-				if i%2 == 0 {
-					clients = append(clients, client(t, s.Where(), ""))
-					continue
-				}
+			for range 4 {
 				d := await.Value(pglock.NewDriver(t.Context(), newPool(t, s.URL()), nil))
-				clients = append(clients, overDriver(t, d, patient))
+				clients = append(clients, client(t, s.Where(), ""), overDriver(t, d, patient))
 			}
 			contend(t, clients, 20)
 		})
@@ -148,12 +138,10 @@ func TestIsolation(t *testing.T) {
 // holds that are still there.
 func TestRenewalUndoneAtCommit(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
-	d := newDriver(t, s.Where(), "")
-	cs := []backend.Claim{{Key: "held"}, {Key: "lost"}, {Key: "alone", Shared: true}}
-	for i := range cs {
-		cs[i].Token, cs[i].TTL, cs[i].Timeout = "token", time.Hour, time.Minute
-		await.Value(d.Acquire(t.Context(), cs[i]))
+	s, d := onServer(t)
+	cs := []backend.Claim{claim("held", "one"), claim("lost", "two"), reader("alone", "three")}
+	for _, c := range cs {
+		await.Value(d.Acquire(t.Context(), c))
 	}
 	// The attempts with odd numbers fail at their commit, and the others find no row but held.
 	s.Must(t, `CREATE SEQUENCE attempts; CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('attempts') % 2 = 1 THEN RETURN NEW; END IF; RETURN NULL; END $$`)
@@ -170,12 +158,12 @@ func TestRenewalUndoneAtCommit(t *testing.T) {
 // Renewals in any order never deadlock.
 func TestRenewalsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
+	s, d := onServer(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Where(), "")
 	cs := make([]backend.Claim, 256)
 	for i := range cs {
-		cs[i] = backend.Claim{Key: fmt.Sprint("k", i), Token: fmt.Sprint("t", i), TTL: time.Hour, Timeout: time.Minute, Shared: i%4 == 0}
+		cs[i] = claim(fmt.Sprint("k", i), fmt.Sprint("t", i))
+		cs[i].Shared = i%4 == 0
 		await.Value(d.Acquire(ctx, cs[i]))
 	}
 
@@ -184,7 +172,7 @@ func TestRenewalsDoNotDeadlock(t *testing.T) {
 		wg.Go(func() {
 			for range 15 {
 				var some []backend.Claim
-				for _, i := range rand.Perm(len(cs))[:64] {
+				for _, i := range rand.Perm(len(cs)) {
 					some = append(some, cs[i])
 				}
 				d.Renew(ctx, some, func(i int, _ backend.Grant, err error) {
@@ -198,9 +186,8 @@ func TestRenewalsDoNotDeadlock(t *testing.T) {
 	wg.Wait()
 	// The driver repeats what a deadlock has undone, so ask the server. It counts with delay.
 	time.Sleep(time.Second)
-	rows := await.Value(s.Rows(ctx, `SELECT deadlocks::text FROM pg_stat_database WHERE datname = current_database()`))
-	if len(rows) != 1 || rows[0] != "0" {
-		t.Errorf("deadlocks: %v", rows)
+	if finds(s, `SELECT FROM pg_stat_database WHERE datname = current_database() AND deadlocks > 0`) {
+		t.Error("renewals have deadlocked")
 	}
 }
 
@@ -212,6 +199,8 @@ func TestKilled(t *testing.T) {
 	ctx := t.Context()
 	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
 	lease := await.Value(a.Lock(ctx, "key", hasp.WithFence(), hasp.WithTTL(time.Hour)))
+	kept := await.Value(a.Lock(ctx, "kept", hasp.WithMinHold(time.Hour)))
+	must(t, kept.Unlock(ctx))
 	s.Kill()
 	if _, err := b.TryLock(ctx, "key"); !errors.Is(err, hasp.ErrUnavailable) {
 		t.Errorf("TryLock while the server is down: %v, want ErrUnavailable", err)
@@ -222,6 +211,9 @@ func TestKilled(t *testing.T) {
 		_, err := b.TryLock(ctx, "key")
 		return errors.Is(err, hasp.ErrHeld)
 	})
+	if st := await.Value(b.Inspect(ctx, "kept")); st.TTL < time.Hour/2 {
+		t.Errorf("a key that was kept is held for %v after the crash, want an hour", st.TTL)
+	}
 	must(t, lease.Extend(ctx, time.Hour))
 	must(t, lease.Unlock(ctx))
 	next := await.Value(b.Lock(ctx, "key", hasp.WithFence()))
@@ -238,6 +230,9 @@ func TestFailover(t *testing.T) {
 	s := pgtest.Start(t)
 	r := s.Replica(t)
 	ctx := t.Context()
+	_, err := hasp.Open(ctx, urlOf(r.Where(), ""), patient)
+	clear(t, err, "replica", "primary")
+
 	both := s.Addr + "," + r.Where()
 	a, b := client(t, both, ""), client(t, both, "")
 
@@ -372,58 +367,20 @@ func TestTableLock(t *testing.T) {
 // not mean that the key is held.
 func TestOtherLocks(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
+	s, d := onServer(t)
 	ctx := t.Context()
-	c := client(t, s.Where(), "")
-	lockOnce(t, c, "other") // there is a connection
 	tx := begin(t, s, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('free', now(), 1, true)`)
 
 	got := make(chan error, 1)
 	go func() {
-		lease, err := c.TryLock(ctx, "free")
-		if err == nil {
-			err = lease.Unlock(ctx)
-		}
+		_, err := d.Acquire(ctx, claim("free", "one"))
 		got <- err
 	}()
 	until(t, "an attempt that waits", func() bool {
-		rows := await.Value(s.Rows(ctx, `SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND now() - query_start > interval '100 ms'`))
-		return len(rows) > 0 || len(got) > 0
+		return len(got) > 0 || finds(s, `SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND now() - query_start > interval '100 ms'`)
 	})
 	must(t, tx.Rollback(ctx))
 	must(t, <-got)
-}
-
-// A statement that has waited for a connection waits for locks no longer than its caller waits
-// for it.
-func TestTheWaitForLocksEndsWithItsCaller(t *testing.T) {
-	t.Parallel()
-	s := pgtest.Shared(t)
-	pool := newPool(t, s.URL())
-	d := await.Value(pglock.NewDriver(t.Context(), pool, nil)).(*pglock.Driver)
-	defer d.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	end, _ := ctx.Deadline()
-
-	var held []*pgxpool.Conn
-	for range pool.Config().MaxConns {
-		held = append(held, await.Value(pool.Acquire(ctx)))
-	}
-	var left time.Duration
-	time.AfterFunc(200*time.Millisecond, func() {
-		left = time.Until(end)
-		for _, c := range held {
-			c.Release()
-		}
-	})
-	text := await.Value(d.LockTimeout(ctx, time.Hour))
-	if ms, err := strconv.Atoi(text); err != nil || int64(ms) > left.Milliseconds() {
-		t.Errorf("lock_timeout %s ms, and the caller leaves in %v", text, left)
-	}
-	if text = await.Value(d.LockTimeout(ctx, time.Second)); text != "1000" {
-		t.Errorf("lock_timeout %s ms, want 1000", text)
-	}
 }
 
 // Of several hosts, the first does not answer at all. A Client opens within its Timeout, and
@@ -439,33 +396,38 @@ func TestSilentHost(t *testing.T) {
 
 	got := locks(ctx, client(t, silent.Addr().String()+","+s.Where(), ""), "key")
 	until(t, "listening", func() bool {
-		rows := await.Value(s.Rows(ctx, `SELECT query FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN hasp%'`))
-		return len(rows) == 1
+		return finds(s, `SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN hasp%'`)
 	})
 	must(t, lease.Unlock(ctx))
 	must(t, <-got)
 }
 
-// The old primary lives on, and refuses writes. A Client whose callers wait listens at the new one.
+// The old primary lives on, and refuses writes with advice. A Client whose callers wait listens at
+// the new one.
 func TestListensAtTheNewPrimary(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t)
 	r := s.Replica(t)
 	ctx := t.Context()
 	both := s.Addr + "," + r.Where()
-	d := newDriver(t, both, "")
-	await.Value(d.Acquire(ctx, backend.Claim{Key: "key", Token: "one", TTL: time.Hour, Timeout: time.Hour}))
+	d, old := newDriver(t, both, ""), newDriver(t, s.Where(), "")
+	await.Value(d.Acquire(ctx, claim("key", "one")))
 	got := locks(ctx, client(t, both, ""), "key")
 	listens := func(at *pgtest.Server) func() bool {
 		return func() bool {
-			rows, err := at.Rows(ctx, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND application_name <> 'psql'")
-			return err == nil && len(rows) > 0
+			return finds(at, "SELECT FROM pg_stat_activity WHERE query LIKE 'LISTEN %' ")
 		}
 	}
 	until(t, "a listener at the primary", listens(s))
 
 	s.Must(t, "ALTER SYSTEM SET default_transaction_read_only = on")
 	s.Must(t, "SELECT pg_reload_conf()")
+	var err error
+	until(t, "a refusal", func() bool {
+		_, err = old.Acquire(ctx, claim("other", "one"))
+		return err != nil && strings.Contains(err.Error(), "25006")
+	})
+	clear(t, err, "default_transaction_read_only is on for this user")
 	promote(t, r)
 	until(t, "a listener at the new primary", listens(r))
 	await.Success(t, "Break at the new primary", func() error { return d.Break(ctx, "key") })
@@ -508,31 +470,57 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 	must(t, too.Unlock(ctx))
 }
 
-// The program itself uses all connections of the pool. An Unlock and a Break work nevertheless, and
-// the error of a Lock names the pool.
+// The program itself uses all connections of the pool that it has passed. Renewals, an Unlock and a
+// Break work nevertheless, and the error of a Lock names the pool. A statement that has waited for a
+// connection waits for locks no longer than its caller waits for it. Close leaves the pool open.
 func TestPoolThatIsUsedUp(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool := newPool(t, pgtest.Shared(t).URL()+"&pool_max_conns=2")
-	c := await.Value(pglock.New(ctx, pool, &pglock.Options{Client: hasp.Options{Timeout: 3 * time.Second}}))
-	t.Cleanup(func() { c.Close() })
-	held := await.Value(c.Lock(ctx, t.Name()))
-	broken := t.Name() + "/broken"
-	await.Value(c.Lock(ctx, broken))
-	for range 2 {
-		conn := await.Value(pool.Acquire(ctx))
-		defer conn.Release()
+	d := await.Value(pglock.NewDriver(ctx, pool, nil)).(*pglock.Driver)
+	cs := []backend.Claim{claim("alone", "one"), reader("read", "two")}
+	for _, c := range cs {
+		await.Value(d.Acquire(ctx, c))
 	}
+	c := await.Value(pglock.New(ctx, pool, &pglock.Options{Client: hasp.Options{Timeout: 3 * time.Second}}))
+	held := await.Value(c.Lock(ctx, "held"))
+	await.Value(c.Lock(ctx, "broken"))
+	one, two := await.Value(pool.Acquire(ctx)), await.Value(pool.Acquire(ctx))
 
-	_, err := c.TryLock(ctx, t.Name()+"/free")
+	_, err := c.TryLock(ctx, "free")
 	if !errors.Is(err, hasp.ErrUnavailable) || !strings.Contains(err.Error(), "all 2 of the pool are in use") {
 		t.Errorf("TryLock: %v", err)
 	}
-	await.Success(t, "Break", func() error { return c.Break(ctx, broken) })
+	await.Success(t, "Break", func() error { return c.Break(ctx, "broken") })
 	await.Success(t, "Unlock", func() error {
 		if err := held.Unlock(ctx); !errors.Is(err, hasp.ErrReleased) {
 			return err
 		}
 		return nil
 	})
+	within, cancel := context.WithTimeout(ctx, await.Patience)
+	defer cancel()
+	d.Renew(within, cs, func(i int, _ backend.Grant, err error) {
+		if err != nil {
+			t.Errorf("renewal of %s: %v", cs[i].Key, err)
+		}
+	})
+
+	end, _ := within.Deadline()
+	var left time.Duration
+	time.AfterFunc(200*time.Millisecond, func() {
+		left = time.Until(end)
+		one.Release()
+		two.Release()
+	})
+	text := await.Value(d.LockTimeout(within, time.Hour))
+	if ms, err := strconv.Atoi(text); err != nil || int64(ms) > left.Milliseconds() {
+		t.Errorf("lock_timeout %s ms, and the caller leaves in %v", text, left)
+	}
+	if text = await.Value(d.LockTimeout(ctx, time.Second)); text != "1000" {
+		t.Errorf("lock_timeout %s ms, want 1000", text)
+	}
+
+	must(t, errors.Join(c.Close(), d.Close()))
+	must(t, pool.Ping(ctx))
 }

@@ -51,42 +51,36 @@ func TestGuard(t *testing.T) {
 	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
 
 	lease := await.Value(a.Lock(ctx, "account/7", hasp.WithFence(), hasp.WithTTL(time.Hour)))
+	set := func(balance int, then func()) error {
+		return guarded(ctx, db, lease, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "UPDATE accounts SET balance = $1 WHERE id = 7", balance)
+			then()
+			return err
+		})
+	}
 	inside, finished, ended := make(chan bool), make(chan bool), make(chan error, 1)
 	finish := sync.OnceFunc(func() { close(finished) })
 	defer finish()
-	go func() {
-		ended <- guarded(ctx, db, lease, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, "UPDATE accounts SET balance = 80 WHERE id = 7"); err != nil {
-				return err
-			}
-			close(inside)
-			<-finished
-			return nil
-		})
-	}()
+	go func() { ended <- set(80, func() { close(inside); <-finished }) }()
 	<-inside
 
 	// The holder's renewals pass the guard.
 	must(t, lease.Extend(ctx, time.Hour))
 
-	// The hold is broken, and another caller wants the key. It waits for the transaction.
+	// The hold is broken, and another caller wants the key. It waits for the transaction. While it
+	// has the key, the old holder writes nothing any more.
 	must(t, b.Break(ctx, "account/7"))
-	type result struct {
-		balance int
-		lease   *hasp.Lease
-		err     error
-	}
-	next := make(chan result, 1)
+	balance := 0
+	next := make(chan error, 1)
 	go func() {
-		var r result
-		if r.lease, r.err = b.Lock(ctx, "account/7", hasp.WithFence()); r.err == nil {
-			r.err = db.QueryRow(ctx, "SELECT balance FROM accounts WHERE id = 7").Scan(&r.balance)
-		}
-		next <- r
+		next <- hasp.Do(ctx, b, "account/7", func(ctx context.Context, _ *hasp.Lease) error {
+			err := db.QueryRow(ctx, "SELECT balance FROM accounts WHERE id = 7").Scan(&balance)
+			return errors.Join(err, set(95, func() {}))
+		}, hasp.WithFence())
 	}()
 	select {
-	case r := <-next:
-		t.Fatalf("the successor got the key during the guarded transaction: %+v", r)
+	case err := <-next:
+		t.Fatalf("the successor got the key during the guarded transaction: %v", err)
 	case <-time.After(1500 * time.Millisecond): // longer than an attempt waits for a row
 	}
 	if _, err := b.TryLock(ctx, "account/7"); !errors.Is(err, hasp.ErrHeld) {
@@ -95,21 +89,9 @@ func TestGuard(t *testing.T) {
 
 	finish()
 	must(t, <-ended)
-	r := <-next
-	must(t, r.err)
-	if r.balance != 80 {
-		t.Errorf("the successor read %d, want 80", r.balance)
+	if err := <-next; !errors.Is(err, errSuperseded) || balance != 80 {
+		t.Errorf("the successor read %d, want 80; a late guarded write: %v, want errSuperseded", balance, err)
 	}
-
-	// The old holder writes nothing any more.
-	late := guarded(ctx, db, lease, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "UPDATE accounts SET balance = 95 WHERE id = 7")
-		return err
-	})
-	if !errors.Is(late, errSuperseded) {
-		t.Errorf("a late guarded write: %v, want errSuperseded", late)
-	}
-	must(t, r.lease.Unlock(ctx))
 	_ = lease.Unlock(ctx)
 }
 
@@ -121,7 +103,9 @@ func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) 
 	tx = begin(t, s, "SELECT 1")
 	for i := range n {
 		key := fmt.Sprint("guarded/", i)
-		g := await.Value(d.Acquire(ctx, backend.Claim{Key: key, Token: "one", TTL: time.Hour, Timeout: time.Hour, Fenced: true}))
+		c := claim(key, "one")
+		c.Fenced = true
+		g := await.Value(d.Acquire(ctx, c))
 		tag, err := tx.Exec(ctx, guard, []byte(key), int64(g.Fence))
 		if err != nil || tag.RowsAffected() != 1 {
 			t.Fatal(tag, err)
@@ -191,13 +175,11 @@ func TestGuardsLeaveOthersPrompt(t *testing.T) {
 // attempts are taken: others need them.
 func TestAttemptsMakeRoom(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
-	ctx := t.Context()
-	d := newDriver(t, s.Where(), "")
+	s, d := onServer(t)
 	keys, _ := guardAll(t, s, 1)
 	attempt := func() time.Duration {
 		began := time.Now()
-		if _, err := d.Acquire(ctx, backend.Claim{Key: keys[0], Token: "one", TTL: time.Minute, Timeout: time.Minute}); !errors.Is(err, hasp.ErrHeld) {
+		if _, err := d.Acquire(t.Context(), claim(keys[0], "one")); !errors.Is(err, hasp.ErrHeld) {
 			t.Fatalf("Acquire of a guarded key: %v, want ErrHeld", err)
 		}
 		return time.Since(began)
@@ -215,7 +197,7 @@ func TestAttemptsMakeRoom(t *testing.T) {
 // that is an outage.
 func TestFullQueueIsNoOutage(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, pgtest.Shared(t).Where(), "")
+	_, d := onServer(t)
 	defer d.TakePlaces(0)()
 	attempt := func(meanwhile func()) error {
 		ctx, leave := context.WithCancel(t.Context())
@@ -278,42 +260,13 @@ func Example_fence() {
 	}
 }
 
-// A program's own work takes all connections of the pool that it has passed. Renewals have their own.
-func TestRenewalsBesideABusyPool(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	pool := newPool(t, pgtest.Shared(t).URL())
-	d := await.Value(pglock.NewDriver(ctx, pool, nil))
-	t.Cleanup(func() { d.Close() })
-	cs := []backend.Claim{{Key: "alone", Token: "one"}, {Key: "read", Token: "two", Shared: true}}
-	for i := range cs {
-		cs[i].TTL, cs[i].Timeout = time.Hour, time.Hour
-		await.Value(d.Acquire(ctx, cs[i]))
-	}
-
-	for range pool.Config().MaxConns {
-		defer await.Value(pool.Acquire(ctx)).Release()
-	}
-	within, cancel := context.WithTimeout(ctx, await.Patience)
-	defer cancel()
-	d.Renew(within, cs, func(i int, _ backend.Grant, err error) {
-		if err != nil {
-			t.Errorf("renewal of %s: %v", cs[i].Key, err)
-		}
-	})
-}
-
 // A reader joins another reader although a third one changes the row for longer than an
 // attempt usually waits.
 func TestAReaderWaitsForAnotherOnesCommit(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
+	s, d := onServer(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Where(), "")
-	reader := func(token string) backend.Claim {
-		return backend.Claim{Key: "k", Token: token, TTL: time.Hour, Timeout: time.Hour, Shared: true}
-	}
-	await.Value(d.Acquire(ctx, reader("first")))
+	await.Value(d.Acquire(ctx, reader("k", "first")))
 
 	// An attempt that has waited for a second gives up, so the server itself looks for one, in the
 	// transaction that has locked the row. On a slow machine, another attempt is due.
@@ -321,7 +274,7 @@ func TestAReaderWaitsForAnotherOnesCommit(t *testing.T) {
 		tx := begin(t, s, "SELECT FROM hasp_locks FOR UPDATE")
 		joined := make(chan error, 1)
 		go func() {
-			_, err := d.Acquire(ctx, reader("second"))
+			_, err := d.Acquire(ctx, reader("k", "second"))
 			joined <- err
 		}()
 		await.Value(tx.Exec(ctx, fmt.Sprintf(`DO $$ BEGIN

@@ -74,7 +74,7 @@ func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err erro
 	defer h.mu.Unlock()
 	now := time.Now()
 	switch {
-	case err == nil, errors.Is(err, errNoRow), code(err) != "":
+	case err == nil, code(err) != "":
 		*lastAnswer(c), h.answered = now, now
 	case ctx.Err() != nil && now.Sub(sent) >= minSilence && sent.After(h.doubt):
 		h.doubt = sent // keep the latest time of sending, because statements end in any order
@@ -153,8 +153,6 @@ type connections struct {
 	*pgxpool.Pool
 	health health
 }
-
-func newConnections(pool *pgxpool.Pool) *connections { return &connections{Pool: pool} }
 
 // acquire returns a connection that is not in doubt. The caller must then call release.
 func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {

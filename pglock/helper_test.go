@@ -8,6 +8,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -42,6 +43,33 @@ func newDriver(t testing.TB, where, params string) *pglock.Driver {
 	})
 	t.Cleanup(func() { d.Close() })
 	return d.(*pglock.Driver)
+}
+
+// onServer opens a driver over a new database.
+func onServer(t testing.TB) (*pgtest.Server, *pglock.Driver) {
+	t.Helper()
+	s := pgtest.Shared(t)
+	return s, newDriver(t, s.Where(), "")
+}
+
+// claim returns a claim for an hour.
+func claim(key, token string) backend.Claim {
+	return backend.Claim{Key: key, Token: token, TTL: time.Hour, Timeout: time.Hour}
+}
+
+// reader returns a shared claim for an hour.
+func reader(key, token string) backend.Claim {
+	c := claim(key, token)
+	c.Shared = true
+	return c
+}
+
+// finds reports whether a query returns rows.
+func finds(s *pgtest.Server, sql string) bool {
+	ctx := context.Background()
+	c := await.Value(pgx.Connect(ctx, s.URL()))
+	defer c.Close(ctx)
+	return await.Value(c.Query(ctx, sql)).Next()
 }
 
 // patient has a Timeout that the slowest machine keeps. Close may wait for as long, so a test

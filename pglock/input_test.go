@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/internal/testcert"
@@ -20,6 +19,9 @@ import (
 )
 
 const password = "s3cr3t-W0rd"
+
+// at is the beginning of a URL.
+const at = "pglock+postgres://u:" + password + "@"
 
 // clear fails the test unless err is one clear line: it contains all texts and no password.
 func clear(t *testing.T, err error, texts ...string) {
@@ -44,18 +46,18 @@ func TestBadURLs(t *testing.T) {
 	for _, tt := range []struct{ url, text string }{
 		{"pglock://host/db", "postgres://user"},
 		{"pglock+mysql://u:" + password + "@host/db", "postgres://user"},
-		{"pglock+postgres://u:" + password + "@host/db?sslmod=disable", `unknown parameter "sslmod"`},
-		{"pglock+postgres://u:" + password + "@host/db?statement_timeout=5", `unknown parameter "statement_timeout"`},
-		{"pglock+postgres://u:" + password + "@host/db?pool_max_conns=5", `unknown parameter "pool_max_conns"`},
-		{"pglock+postgres://u:" + password + "@host/db?pool_size=0", "from 1 to 1000"},
-		{"pglock+postgres://u:" + password + "@host/db?pool_size=many", "from 1 to 1000"},
-		{"pglock+postgres://u:" + password + "@host/db?sslmode=maybe", "sslmode"},
-		{"pglock+postgres://u:" + password + "@host/db?sslrootcert=/no/such/file&sslmode=verify-full", "/no/such/file"},
-		{"pglock+postgres://u:" + password + "@host/db?target_session_attrs=some", "target_session_attrs"},
-		{"pglock+postgres://u:" + password + "@host/db?table=" + strings.Repeat("x", 64), "63 bytes"},
-		{"pglock+postgres://u:" + password + "@host:port/db", "port"},
-		{"pglock+postgres://u:" + password + "@@host/db", "%40"},
-		{"pglock+postgres://u:" + password + "%zz@host/db", "percent-encoded"},
+		{at + "host/db?sslmod=disable", `unknown parameter "sslmod"`},
+		{at + "host/db?statement_timeout=5", `unknown parameter "statement_timeout"`},
+		{at + "host/db?pool_max_conns=5", `unknown parameter "pool_max_conns"`},
+		{at + "host/db?pool_size=0", "from 1 to 1000"},
+		{at + "host/db?pool_size=many", "from 1 to 1000"},
+		{at + "host/db?sslmode=maybe", "sslmode"},
+		{at + "host/db?sslrootcert=/no/such/file&sslmode=verify-full", "/no/such/file"},
+		{at + "host/db?target_session_attrs=some", "target_session_attrs"},
+		{at + "host/db?table=" + strings.Repeat("x", 64), "63 bytes"},
+		{at + "host:port/db", "port"},
+		{at + "@host/db", "%40"},
+		{strings.TrimSuffix(at, "@") + "%zz@host/db", "percent-encoded"},
 	} {
 		_, err := hasp.Open(t.Context(), tt.url, nil)
 		clear(t, err, tt.text)
@@ -68,21 +70,21 @@ func TestBadURLs(t *testing.T) {
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
 	const dead = "127.0.0.1:1" // port 1 belongs to tcpmux, and the kernel gives it to no socket by chance
-	_, err := hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+dead+"/db", nil)
-	clear(t, err, "is PostgreSQL running there?")
-	_, byNew := pglock.New(t.Context(), newPool(t, "postgres://u:"+password+"@"+dead+"/db"), nil)
-	if clear(t, byNew, "is PostgreSQL running there?"); !errors.Is(byNew, hasp.ErrUnavailable) {
-		t.Errorf("New: %v, want ErrUnavailable", byNew)
+	for _, hosts := range []string{dead, dead + "," + dead} {
+		_, err := hasp.Open(t.Context(), at+hosts+"/db", nil)
+		clear(t, err, "is PostgreSQL running there?")
+		if n := strings.Count(fmt.Sprint(err), "dial tcp"); n != 1 {
+			t.Errorf("the error says %d times what happened: %v", n, err)
+		}
 	}
-	if n := strings.Count(err.Error(), "dial tcp"); n != 1 {
-		t.Errorf("the error says %d times what happened: %v", n, err)
+	_, err := pglock.New(t.Context(), newPool(t, strings.TrimPrefix(at, "pglock+")+dead+"/db"), nil)
+	if clear(t, err, "is PostgreSQL running there?"); !errors.Is(err, hasp.ErrUnavailable) {
+		t.Errorf("New: %v, want ErrUnavailable", err)
 	}
-	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+dead+","+dead+"/db", nil)
-	clear(t, err, "is PostgreSQL running there?")
 
 	silent := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
-	_, err = hasp.Open(t.Context(), "pglock+postgres://u:"+password+"@"+silent.Addr().String()+"/db", &hasp.Options{Timeout: 500 * time.Millisecond})
+	_, err = hasp.Open(t.Context(), at+silent.Addr().String()+"/db", &hasp.Options{Timeout: 500 * time.Millisecond})
 	clear(t, err, "no answer")
 }
 
@@ -93,6 +95,7 @@ func TestBadInput(t *testing.T) {
 	s.Must(t, "CREATE ROLE guest LOGIN PASSWORD '"+password+"'")
 	s.Must(t, "CREATE SCHEMA locks")
 	s.Must(t, "CREATE TABLE customers (id int)")
+	s.Must(t, "CREATE TABLE older (key bytea PRIMARY KEY, writer_until timestamptz)")
 	hba := "host all postgres all trust\nhost all app,guest all scram-sha-256\nhostssl all other all scram-sha-256\n"
 	must(t, os.WriteFile(s.File("pg_hba.conf"), []byte(hba), 0o600))
 	s.Must(t, "SELECT pg_reload_conf()")
@@ -121,6 +124,7 @@ func TestBadInput(t *testing.T) {
 	fails("other", password, "postgres?sslmode=disable", "pg_hba.conf")
 	fails("app", password, "postgres?sslmode=require", "sslmode=disable")
 	fails("postgres", "", "postgres?table=customers", "is not a table of hasp's locks", "parameter table")
+	fails("postgres", "", "postgres?table=older", "older hasp", "DROP TABLE")
 	fails("postgres", "", "postgres?schema=elsewhere", `no schema "elsewhere"`)
 
 	// The DDL of the error is what someone else can run. Then the user can use the table.
@@ -198,24 +202,6 @@ func TestOddRows(t *testing.T) {
 	}
 }
 
-// A replica cannot grant locks, and neither can a user who may only read.
-func TestReplica(t *testing.T) {
-	t.Parallel()
-	s := pgtest.Start(t)
-	r := s.Replica(t)
-	_, err := hasp.Open(t.Context(), urlOf(r.Where(), ""), patient)
-	clear(t, err, "replica", "primary")
-
-	d := newDriver(t, s.Where(), "")
-	s.Must(t, "ALTER ROLE postgres SET default_transaction_read_only = on")
-	must(t, s.Kick(t.Context()))
-	until(t, "new connections", func() bool {
-		_, err = d.Acquire(t.Context(), backend.Claim{Key: "key", Token: "one", TTL: time.Hour, Timeout: time.Hour})
-		return err != nil && strings.Contains(err.Error(), "25006")
-	})
-	clear(t, err, "default_transaction_read_only is on for this user")
-}
-
 // A Client checks the certificate of the server, and its name. It sees over TLS as well that
 // the server has ended a connection.
 func TestTLS(t *testing.T) {
@@ -244,9 +230,8 @@ func TestTLS(t *testing.T) {
 	defer c.Close()
 	for range 2 {
 		lease := await.Value(c.Lock(ctx, "key"))
-		rows := await.Value(s.Rows(ctx, "SELECT count(*) > 0 FROM pg_stat_ssl WHERE ssl"))
-		if len(rows) != 1 || rows[0] != "t" {
-			t.Errorf("connections with TLS: %v", rows)
+		if !finds(s, "SELECT FROM pg_stat_ssl WHERE ssl") {
+			t.Error("no connection has TLS")
 		}
 		must(t, lease.Unlock(ctx))
 		must(t, s.Kick(ctx))

@@ -3,10 +3,10 @@ package pglock
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -61,13 +61,10 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 		return backend.Status{}, err
 	}
 	var e backend.Entry
-	err := d.query(ctx, d.sql.inspect, func(_ int, rows pgx.Rows) (err error) {
+	_, err := d.query(ctx, "inspect", func(_ int, rows pgx.Rows) (err error) {
 		e, err = scanEntry(rows)
 		return err
 	}, []byte(key))
-	if errors.Is(err, errNoRow) {
-		err = nil // the key has no row
-	}
 	return e.Status, err
 }
 
@@ -76,10 +73,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	err := d.finish(ctx, d.sql.breakKey, []byte(key), d.channel, lockWait(maxRenewBlocked))
-	if errors.Is(err, errNoRow) {
-		return nil
-	}
+	_, err := d.finish(ctx, "release", key, maxRenewBlocked, nil, nil) // of any token
 	return err
 }
 
@@ -88,10 +82,13 @@ func (d *driver) List(
 	ctx context.Context, prefix string, timeout time.Duration,
 ) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		for after, end := []byte(nil), afterPrefix(prefix); ; {
-			page, last, err := d.page(ctx, []byte(prefix), after, end, timeout)
+		for from := []byte(prefix); ; {
+			page, err := d.page(ctx, from, timeout)
+			last := ""
 			for _, e := range page {
-				if e.Held && !yield(e, nil) {
+				last = e.Key
+				isListed := e.Held && strings.HasPrefix(e.Key, prefix)
+				if isListed && !yield(e, nil) {
 					return
 				}
 			}
@@ -102,44 +99,25 @@ func (d *driver) List(
 			if err != nil {
 				yield(backend.Entry{}, err)
 			}
-			if err != nil || last == nil {
+			if err != nil || last == "" || !strings.HasPrefix(last, prefix) {
 				return
 			}
-			after = last
+			from = append([]byte(last), 0) // the first key after last
 		}
 	}
 }
 
-// page returns the entries that list.sql finds in the next 1,000 rows, and the last key, after
-// which the next page begins. If there are no more rows, all results are nil.
+// page returns the entries that list.sql finds in 1,000 rows, of the key from and the keys after it.
+// The last entry is that of the last row. If there are no more rows, page returns none.
 func (d *driver) page(
-	ctx context.Context, prefix, after, end []byte, timeout time.Duration,
-) (page []backend.Entry, last []byte, err error) {
+	ctx context.Context, from []byte, timeout time.Duration,
+) (page []backend.Entry, err error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	err = d.query(within, d.sql.list, func(row int, rows pgx.Rows) error {
+	n, err := d.query(within, "list", func(row int, rows pgx.Rows) error {
 		e, err := scanEntry(rows)
-		page, last = append(page[:row], e), []byte(e.Key)
+		page = append(page[:row], e)
 		return err
-	}, prefix, after, end)
-	if errors.Is(err, errNoRow) {
-		return nil, nil, nil
-	}
-	return page, last, err
-}
-
-// afterPrefix returns the first key after all keys that begin with prefix, or nil if no key can
-// follow them.
-func afterPrefix(prefix string) []byte {
-	b := []byte(prefix)
-	for len(b) > 0 {
-		last := len(b) - 1
-		if b[last] < 0xff {
-			b[last]++
-			return b
-		}
-		b = b[:last]
-	}
-
-	return nil
+	}, from)
+	return page[:n], err
 }

@@ -31,7 +31,8 @@ type caller struct {
 func (c *caller) ask() bool {
 	c.Helper()
 	c.attempts++
-	c.last = backend.Claim{Key: "k", Token: fmt.Sprintf("%p/%d", c, c.attempts), TTL: time.Hour, Timeout: time.Hour, Shared: c.shared, WillRetry: true}
+	c.last = claim("k", fmt.Sprintf("%p/%d", c, c.attempts))
+	c.last.Shared, c.last.WillRetry = c.shared, true
 	_, err := c.Acquire(c.Context(), c.last)
 	if err != nil && !errors.Is(err, backend.ErrHeld) {
 		c.Error(err)
@@ -59,20 +60,21 @@ func (c *caller) woken(within time.Duration) bool {
 func line(t *testing.T, s *pgtest.Server, kinds string) (all []*caller) {
 	for i, kind := range kinds {
 		c := &caller{T: t, Driver: newDriver(t, s.Where(), ""), shared: kind == 'r'}
-		all = append(all, c)
-		if i == 0 {
-			if !c.ask() {
-				t.Fatal("the key is not free")
-			}
+		if all = append(all, c); i == 0 {
 			continue
 		}
+
 		// The session of the listener begins with a signal.
 		var err error
 		c.wake, c.stop, err = c.Listen(t.Context(), backend.Claim{Key: "k", Shared: c.shared})
 		must(t, err)
 		until(t, "a listener", func() bool { return c.woken(time.Second) })
-		if c.ask() {
-			t.Fatalf("caller %d of %s got the key", i, kinds)
+	}
+
+	// A place lasts for 3 s, so all callers ask only when all listen.
+	for i, c := range all {
+		if c.ask() != (i == 0) {
+			t.Fatalf("caller %d of %s: granted %t", i, kinds, i > 0)
 		}
 	}
 	return all
@@ -125,13 +127,12 @@ func (c *caller) granted() error {
 // A writer that gives up does not take away the place of another one that waits.
 func TestAWriterThatLeavesKeepsThePlacesOfOthers(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
+	s, d := onServer(t)
+	db := newPool(t, s.URL())
 	all := line(t, s, "rww")
 	all[2].stop()
-	until(t, "the end of its place", func() bool {
-		return fmt.Sprint(await.Value(s.Rows(t.Context(), "SELECT cardinality(waiters) FROM hasp_locks WHERE key = 'k'"))) == "[1]"
-	})
-	reader := &caller{T: t, Driver: newDriver(t, s.Where(), ""), shared: true}
+	until(t, "the end of its place", func() bool { return has(t, db, "cardinality(waiters) = 1") })
+	reader := &caller{T: t, Driver: d, shared: true}
 	if reader.ask() {
 		t.Error("a reader joins, although a writer waits")
 	}
@@ -144,31 +145,28 @@ func TestAWriterThatLeavesKeepsThePlacesOfOthers(t *testing.T) {
 // A caller that waits in a full line keeps its place. Places of callers that have died make room.
 func TestFullLine(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Start(t)
-	waiter := line(t, s, "xx")[1]
-	s.Must(t, `UPDATE hasp_locks SET waiters = waiters || (SELECT array_agg(i::bigint) FROM generate_series(1, 99) i),
-		ends = (clock_timestamp() + interval '1 s') || array_fill(clock_timestamp() + interval '2500 ms', ARRAY[99])`)
-	time.Sleep(100 * time.Millisecond) // an answer may be given again for half of this time
-	if waiter.ask() {
-		t.Fatal("got the key")
-	}
-	s.Must(t, `SELECT 1 / (SELECT count(*)::int FROM hasp_locks WHERE ends[1] > clock_timestamp() + interval '1500 ms')`)
-
-	s.Must(t, `UPDATE hasp_locks SET ends = array_fill(clock_timestamp() - interval '1 s', ARRAY[100])`)
-	time.Sleep(100 * time.Millisecond)
-	if waiter.ask() {
-		t.Fatal("got the key")
-	}
-	s.Must(t, `SELECT 1 / (SELECT count(*)::int FROM hasp_locks WHERE cardinality(waiters) = 1)`)
-}
-
-// A table of an older hasp is refused with what to do.
-func TestOlderTable(t *testing.T) {
-	t.Parallel()
 	s := pgtest.Shared(t)
-	s.Must(t, "CREATE TABLE hasp_locks (key bytea PRIMARY KEY, writer_until timestamptz)")
-	_, err := hasp.Open(t.Context(), urlOf(s.Where(), ""), patient)
-	clear(t, err, "older hasp", "DROP TABLE")
+	db, waiter := newPool(t, s.URL()), line(t, s, "xx")[1]
+	update := func(set string) {
+		await.Value(db.Exec(t.Context(), "UPDATE hasp_locks SET "+set))
+		time.Sleep(100 * time.Millisecond) // an answer may be given again for half of this time
+	}
+	update(`waiters = waiters || (SELECT array_agg(i::bigint) FROM generate_series(1, 99) i),
+		ends = (clock_timestamp() + interval '1 s') || array_fill(clock_timestamp() + interval '2500 ms', ARRAY[99])`)
+	if waiter.ask() {
+		t.Fatal("got the key")
+	}
+	if !has(t, db, "ends[1] > clock_timestamp() + interval '1500 ms'") {
+		t.Error("the waiter does not keep its place")
+	}
+
+	update("ends = array_fill(clock_timestamp() - interval '1 s', ARRAY[100])")
+	if waiter.ask() {
+		t.Fatal("got the key")
+	}
+	if !has(t, db, "cardinality(waiters) = 1") {
+		t.Error("places of the dead make no room")
+	}
 }
 
 // Many processes may start at once on a new database. Each opens, although only one of them creates

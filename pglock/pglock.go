@@ -98,13 +98,14 @@ type Options struct {
 
 // driver is a [backend.Driver] that stores its locks in a table of a PostgreSQL database.
 type driver struct {
-	statements *connections // all but renewals: the pool that was passed, or one of our own
-	renewals   *connections // renewals, and releases if the pool is used up: they wait for no other work
-	own        bool         // true if Close closes the pool of statements
-	options    Options      // as passed, with the default of Table
-	sql        *statements
-	channel    string      // the first part of the names of the channels that releases send to
-	bouncer    atomic.Bool // true if a pooler shares sessions, so that nothing may be left in them
+	statements *connections      // all but renewals: the pool that was passed, or one of our own
+	renewals   *connections      // renewals, and releases if the pool is used up
+	own        bool              // true if Close closes the pool of statements
+	options    Options           // as passed, with the default of Table
+	table      string            // the name of the table, in quotes
+	sql        map[string]string // the statements (see newStatements)
+	channel    string            // the first part of the names of the channels of releases
+	bouncer    atomic.Bool       // true if a pooler shares sessions: leave nothing in them
 
 	// The field takes is a channel that limits the attempts in flight to the number of connections.
 	takes chan struct{}
@@ -112,8 +113,10 @@ type driver struct {
 	guards   guards
 	listener *listener
 
-	// nextSweep is the earliest time, as a UnixNano, at which this driver sweeps again.
-	nextSweep atomic.Int64
+	// nextSweep is the earliest time, as a UnixNano, at which this driver sweeps again. One grant of
+	// sweepOneIn, on average, starts an attempt to sweep.
+	nextSweep  atomic.Int64
+	sweepOneIn int
 
 	closing context.Context // ends when Close begins
 	stop    context.CancelFunc
@@ -175,11 +178,12 @@ func newDriver(pool *pgxpool.Pool, own bool, o Options) (*driver, error) {
 	}
 
 	d := &driver{
-		statements: newConnections(pool),
-		renewals:   newConnections(renewals),
+		statements: &connections{Pool: pool},
+		renewals:   &connections{Pool: renewals},
 		own:        own,
 		options:    o,
 		takes:      make(chan struct{}, pool.Config().MaxConns),
+		sweepOneIn: 1000,
 	}
 
 	d.closing, d.stop = context.WithCancel(context.Background())
@@ -381,7 +385,7 @@ func (d *driver) take(
 
 	for {
 		g, settled, err := d.takeOnce(ctx, c, a, most)
-		if !isLockTimeout(err) {
+		if code(err) != lockNotAvailable {
 			d.guards.forget(c.Key)
 			return g, settled, err
 		}
@@ -425,18 +429,19 @@ func (d *driver) takeOnce(
 		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced,
 		lockWait(most), a.number, a.enters, lockWait(maxRenewBlocked), micros(keep),
 	}
+	statement := "take"
 	if c.Shared {
-		err = d.query(ctx, d.sql.join, scan, append(args, d.channel)...)
-	} else {
-		err = d.query(ctx, d.sql.take, scan, args...)
+		statement = "join"
+		args = append(args, d.channel)
 	}
+	n, err := d.query(ctx, statement, scan, args...)
 
 	switch {
-	case errors.Is(err, errNoRow), isConflict(err):
+	case err != nil && !isConflict(err):
+		return backend.Grant{}, false, err
+	case err != nil, n == 0:
 		// Another caller has taken the key since the statement began.
 		return backend.Grant{}, false, backend.ErrHeld
-	case err != nil:
-		return backend.Grant{}, false, err
 	case fence == nil:
 		return backend.Grant{}, settled, heldError(owner, shared, left)
 	}
@@ -460,9 +465,9 @@ func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row b
 		owner               string
 		left                *int64
 	)
-	lookErr := d.query(ctx, d.sql.blocked, func(_ int, rows pgx.Rows) error {
+	_, lookErr := d.query(ctx, "blocked", func(_ int, rows pgx.Rows) error {
 		return rows.Scan(&held, &owner, &shared, &left, &table, &row)
-	}, []byte(c.Key), d.sql.name, lockWait(maxRenewBlocked))
+	}, []byte(c.Key), d.table, lockWait(maxRenewBlocked))
 	switch {
 	case lookErr != nil:
 		return false, err
@@ -493,13 +498,13 @@ func (d *driver) Renew(
 		}
 	}
 
-	d.renew(ctx, d.sql.renew, cs, exclusive, done)
-	d.renew(ctx, d.sql.renewShared, cs, shared, done)
+	d.renew(ctx, "renew", cs, exclusive, done)
+	d.renew(ctx, "renewshared", cs, shared, done)
 }
 
 // The method renew renews the claims cs[which[0]], cs[which[1]] and so on.
 func (d *driver) renew(
-	ctx context.Context, sql string, cs []backend.Claim, which []int,
+	ctx context.Context, statement string, cs []backend.Claim, which []int,
 	done func(i int, g backend.Grant, err error),
 ) {
 	if len(which) == 0 {
@@ -527,14 +532,13 @@ func (d *driver) renew(
 		return nil
 	}
 
-	args := []any{keys, tokens, ttls, lockWait(maxRenewBlocked)}
-	err := d.queryApart(ctx, sql, scan, args...)
+	found, err := d.queryApart(ctx, statement, scan, keys, tokens, lockWait(maxRenewBlocked), ttls)
 
 	for n, i := range which {
 		switch {
-		case err != nil && !errors.Is(err, errNoRow):
+		case err != nil:
 			done(i, backend.Grant{}, err)
-		case err != nil, !renewed[n]:
+		case found == 0, !renewed[n]:
 			done(i, backend.Grant{}, backend.ErrLost)
 		default:
 			done(i, backend.Grant{}, nil)
@@ -549,18 +553,19 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return backend.ErrLost
 	}
 
-	var err error
-	if c.Shared {
-		err = d.finish(ctx, d.sql.leave, []byte(c.Key), c.Token, d.channel, lockWait(c.Timeout))
-	} else {
+	statement := "leave"
+	args := []any{c.Token}
+	if !c.Shared {
+		statement = "release"
 		var while *int64
 		if rest := time.Until(c.KeepUntil); rest > 0 {
 			while = new(micros(rest))
 		}
-		err = d.finish(ctx, d.sql.release, []byte(c.Key), c.Token, while, d.channel, lockWait(c.Timeout))
+		args = append(args, while)
 	}
 
-	if !errors.Is(err, errNoRow) {
+	n, err := d.finish(ctx, statement, c.Key, c.Timeout, args...)
+	if err != nil || n > 0 {
 		return err
 	}
 
@@ -576,10 +581,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 // quit removes a waiter from the line of a key. If it is the heir, the next waiter is woken.
 func (d *driver) quit(ctx context.Context, key string, number int64, most time.Duration) error {
-	err := d.finish(ctx, d.sql.quit, []byte(key), number, d.channel, lockWait(most))
-	if errors.Is(err, errNoRow) {
-		return nil
-	}
+	_, err := d.finish(ctx, "quit", key, most, number)
 	return err
 }
 

@@ -12,9 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// errNoRow says that a statement returned no row.
-var errNoRow = errors.New("pglock: no row")
-
 // These are SQLSTATE codes of PostgreSQL's errors.
 const (
 	serializationFailure = "40001"
@@ -45,8 +42,6 @@ func isMade(err error) bool {
 	return c == duplicateTable || c == duplicateObject || c == uniqueViolation
 }
 
-func isLockTimeout(err error) bool { return code(err) == lockNotAvailable }
-
 // isConflict reports whether PostgreSQL has undone a statement because of another statement.
 func isConflict(err error) bool {
 	c := code(err)
@@ -60,26 +55,31 @@ const maxConflicts = 10
 // scanner reads a row of an answer. Rows count from 0.
 type scanner func(row int, rows pgx.Rows) error
 
+// ignore is the scanner of a statement whose rows mean nothing.
+func ignore(int, pgx.Rows) error { return nil }
+
 // query does what queryOn does, on a connection for statements.
-func (d *driver) query(ctx context.Context, sql string, scan scanner, args ...any) error {
-	return d.queryOn(ctx, d.statements, sql, scan, args...)
+func (d *driver) query(
+	ctx context.Context, statement string, scan scanner, args ...any,
+) (n int, err error) {
+	return d.queryOn(ctx, d.statements, statement, scan, args...)
 }
 
-// queryOn runs a statement and calls scan for each row. If there is no row, the error
-// is errNoRow. Each attempt counts its rows from zero, because a conflict at the commit undoes an
-// attempt whose rows have been read.
+// queryOn runs the statement of a file in the directory sql, and calls scan for each row. It returns
+// the number of the rows. Each attempt counts its rows from zero, because a conflict at the commit
+// undoes an attempt whose rows have been read.
 //
 // It repeats a statement that has certainly changed nothing, because PostgreSQL has undone it after
 // a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
 // isolation level is above read committed, serialization failures. After any other error the
 // statement is not repeated, because it may have been carried out.
 func (d *driver) queryOn(
-	ctx context.Context, on *connections, sql string, scan scanner, args ...any,
-) error {
+	ctx context.Context, on *connections, statement string, scan scanner, args ...any,
+) (n int, err error) {
 	conflicts := 0
 	made := false
 	for {
-		err := d.queryOnce(ctx, on, sql, scan, args)
+		n, err := d.queryOnce(ctx, on, d.sql[statement], scan, args)
 		switch {
 		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
 			conflicts++
@@ -87,42 +87,47 @@ func (d *driver) queryOn(
 			// Make the table again. It was dropped, or another database answers now.
 			made = true
 			if d.makeTable(ctx) != nil {
-				return err
+				return 0, err
 			}
 		default:
-			return err
+			return n, err
 		}
 	}
 }
 
 // queryApart does what queryOn does, on a connection outside the pool of statements.
-func (d *driver) queryApart(ctx context.Context, sql string, scan scanner, args ...any) error {
-	err := d.queryOn(ctx, d.renewals, sql, scan, args...)
+func (d *driver) queryApart(
+	ctx context.Context, statement string, scan scanner, args ...any,
+) (n int, err error) {
+	n, err = d.queryOn(ctx, d.renewals, statement, scan, args...)
 	if code(err) == tooManyConnections {
 		// Nothing was sent. The server has no connection left, but the other pool may have one.
-		err = d.query(ctx, sql, scan, args...)
+		return d.query(ctx, statement, scan, args...)
 	}
-	return err
+	return n, err
 }
 
 // finish runs a statement that ends a hold or a wait. If all connections of the pool are in use, by
 // the program itself or by attempts that wait for the lock of a row, finish uses a connection
-// outside the pool, so that no release waits for them.
-func (d *driver) finish(ctx context.Context, sql string, args ...any) error {
+// outside the pool, so that no release waits for them. The first arguments of such a statement are
+// the key, the channel, and most, which is how long it waits for the lock of the row.
+func (d *driver) finish(
+	ctx context.Context, statement, key string, most time.Duration, args ...any,
+) (n int, err error) {
 	run := d.query
 	if s := d.statements.Stat(); s.AcquiredConns() == s.MaxConns() {
 		run = d.queryApart
 	}
-	return run(ctx, sql, func(int, pgx.Rows) error { return nil }, args...)
+	return run(ctx, statement, ignore, append([]any{[]byte(key), d.channel, lockWait(most)}, args...)...)
 }
 
-// queryOnce sends a statement once.
+// queryOnce sends a statement once. It returns the number of the rows.
 func (d *driver) queryOnce(
 	ctx context.Context, on *connections, sql string, scan scanner, args []any,
-) (err error) {
+) (n int, err error) {
 	c, err := on.acquire(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	sent := time.Now()
 	defer func() {
@@ -146,26 +151,18 @@ func (d *driver) queryOnce(
 
 	rows, err := c.Conn().Query(ctx, sql, args...)
 	if err != nil {
-		return d.failed(c.Conn(), err)
+		return 0, d.failed(c.Conn(), err)
 	}
 	defer rows.Close()
 
-	n := 0
 	for ; rows.Next(); n++ {
 		if err := scan(n, rows); err != nil {
-			return err
+			return n, err
 		}
 	}
 
 	rows.Close() // after this, rows.Err returns the outcome of the statement
-	switch err := rows.Err(); {
-	case err != nil:
-		return d.failed(c.Conn(), err)
-	case n == 0:
-		return errNoRow
-	}
-
-	return nil
+	return n, d.failed(c.Conn(), rows.Err())
 }
 
 // hangUp tells the server that c ends, and closes c without waiting for an answer.
@@ -175,7 +172,7 @@ func hangUp(c *pgx.Conn) {
 	c.Close(ctx)
 }
 
-// The method failed returns err, the error of a statement, in one line.
+// The method failed returns err, the error of a statement, in one line; err may be nil.
 func (d *driver) failed(c *pgx.Conn, err error) error {
 	if code(err) == readOnlyTransaction {
 		// End both connections to the server, because it may be a former primary.

@@ -54,8 +54,8 @@ func sharedRace(t *testing.T, db *pgxpool.Pool, d *pglock.Driver, c backend.Clai
 	return end
 }
 
-// wrong reports whether the row of the key "k" has a condition.
-func wrong(t *testing.T, db *pgxpool.Pool, condition string) (yes bool) {
+// has reports whether the row of the key "k" has a condition.
+func has(t *testing.T, db *pgxpool.Pool, condition string) (yes bool) {
 	t.Helper()
 	must(t, db.QueryRow(t.Context(), "SELECT count("+condition+" OR NULL) > 0 FROM hasp_locks WHERE key = 'k'").Scan(&yes))
 	return yes
@@ -64,14 +64,13 @@ func wrong(t *testing.T, db *pgxpool.Pool, condition string) (yes bool) {
 // The last other shared holds end while one leaves: the key is free, or they have it.
 func TestLeaveAtTheEndOfOthers(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
-	d, db := newDriver(t, s.Where(), ""), newPool(t, s.URL())
-	c := backend.Claim{Key: "k", Token: "leaves", TTL: time.Minute, Timeout: time.Minute, Shared: true}
+	s, d := onServer(t)
+	db, c := newPool(t, s.URL()), reader("k", "leaves")
 	for n := range 20 {
 		end := sharedRace(t, db, d, c, 3000, "100 ms", "f%")
 		time.Sleep(time.Until(end) - time.Duration(n)*time.Millisecond)
 		must(t, d.Release(t.Context(), c))
-		if wrong(t, db, "(readers IS NULL) <> (expires IS NULL)") {
+		if has(t, db, "(readers IS NULL) <> (expires IS NULL)") {
 			t.Fatalf("round %d: shared holds without an end", n)
 		}
 	}
@@ -81,11 +80,11 @@ func TestLeaveAtTheEndOfOthers(t *testing.T) {
 // its whole term.
 func TestRenewalAtTheEndOfASharedHold(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
-	d, db := newDriver(t, s.Where(), ""), newPool(t, s.URL())
-	renewed := 0
+	s, d := onServer(t)
+	db, renewed := newPool(t, s.URL()), 0
 	for n := range 60 {
-		c := backend.Claim{Key: "k", Token: fmt.Sprint("reader", n), TTL: backend.MinTTL, Timeout: time.Minute, Shared: true}
+		c := reader("k", fmt.Sprint("reader", n))
+		c.TTL = backend.MinTTL
 		end := sharedRace(t, db, d, c, 300, "4 s", c.Token)
 		time.Sleep(time.Until(end) - time.Duration(300+n%24*100)*time.Microsecond)
 
@@ -95,7 +94,7 @@ func TestRenewalAtTheEndOfASharedHold(t *testing.T) {
 				renewed++
 			}
 		})
-		if wrong(t, db, "(readers -> '"+c.Token+"' ->> 'end')::timestamptz > expires") {
+		if has(t, db, "(readers -> '"+c.Token+"' ->> 'end')::timestamptz > expires") {
 			t.Fatalf("round %d: a hold that was renewed ends after its key", n)
 		}
 	}

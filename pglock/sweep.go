@@ -14,7 +14,6 @@ import (
 const (
 	sweepAge   = time.Hour   // how long a row must be unused before a sweep deletes it
 	sweepEvery = time.Minute // the shortest time between two sweeps, by any clients
-	sweepOneIn = 1000        // one grant of this many, on average, starts an attempt to sweep
 	sweepCall  = 10 * time.Second
 )
 
@@ -23,22 +22,22 @@ const (
 // sweep sometimes.
 func (d *driver) sweepSeldom() {
 	now, next := time.Now(), d.nextSweep.Load()
-	if mathrand.N(sweepOneIn) != 0 || now.UnixNano() < next || d.closing.Err() != nil {
+	if mathrand.N(d.sweepOneIn) != 0 || now.UnixNano() < next || d.closing.Err() != nil {
 		return
 	}
 	if d.nextSweep.CompareAndSwap(next, now.Add(sweepEvery).UnixNano()) {
-		d.spawn(func() { d.sweepInTurn(d.closing) })
+		d.spawn(d.sweepInTurn)
 	}
 }
 
 // sweepInTurn sweeps unless a client has swept within the last minute. For that, it takes the empty
 // key, which no caller can use, for a term of a minute.
-func (d *driver) sweepInTurn(ctx context.Context) {
+func (d *driver) sweepInTurn() {
 	turn := backend.Claim{Token: rand.Text(), TTL: sweepEvery, Timeout: sweepCall}
-	within, cancel := context.WithTimeout(ctx, sweepCall)
+	within, cancel := context.WithTimeout(d.closing, sweepCall)
 	defer cancel()
 	if _, err := d.Acquire(within, turn); err == nil {
-		_ = d.sweepAll(ctx, sweepAge) // a later sweep deletes the rows that this sweep leaves
+		_ = d.sweepAll(d.closing, sweepAge) // a later sweep deletes the rows that this sweep leaves
 	}
 }
 
@@ -49,7 +48,7 @@ func (d *driver) sweepAll(ctx context.Context, age time.Duration) error {
 		within, cancel := context.WithTimeout(ctx, sweepCall)
 		var n int64
 		scan := func(_ int, rows pgx.Rows) error { return rows.Scan(&next, &n) }
-		err := d.query(within, d.sql.sweep, scan, micros(age), *next)
+		_, err := d.query(within, "sweep", scan, micros(age), *next)
 		cancel()
 		if err != nil {
 			return err

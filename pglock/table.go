@@ -2,7 +2,6 @@ package pglock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -92,7 +91,8 @@ func (d *driver) setUp(ctx context.Context) error {
 	if err := f.check(d.options.Table); err != nil {
 		return err
 	}
-	d.sql = newStatements(f.schema, d.options.Table)
+	d.table = tableName(f.schema, d.options.Table)
+	d.sql = newStatements(d.table)
 	h := fnv.New64a()
 	h.Write([]byte(f.schema + "\x00" + d.options.Table))
 	d.channel = fmt.Sprintf("hasp_%x", h.Sum64())
@@ -101,11 +101,8 @@ func (d *driver) setUp(ctx context.Context) error {
 
 // The method find looks for the table.
 func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
-	name := pgx.Identifier{d.options.Table}
-	if d.options.Schema != "" {
-		name = pgx.Identifier{d.options.Schema, d.options.Table}
-	}
-	err = c.QueryRow(ctx, find, pgx.QueryExecModeExec, name.Sanitize()).Scan(
+	name := tableName(d.options.Schema, d.options.Table)
+	err = c.QueryRow(ctx, find, pgx.QueryExecModeExec, name).Scan(
 		&f.version, &f.user, &f.database, &f.current, &f.schema, &f.columns, &f.primary, &f.rights)
 	if f.version > 0 && f.version < minVersion {
 		major, minor := f.version/10000, f.version%10000
@@ -121,9 +118,9 @@ func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
 // noRights returns the error of a user who may not create the table. The error has all statements
 // that someone else may have to run.
 func noRights(err error, user, schema, table string) error {
-	ddl := strings.Join(strings.Fields(newStatements(schema, table).table), " ")
+	t := tableName(schema, table)
+	ddl := strings.Join(strings.Fields(newStatements(t)["create"]), " ")
 	s := pgx.Identifier{schema}.Sanitize()
-	t := pgx.Identifier{schema, table}.Sanitize()
 	u := pgx.Identifier{user}.Sanitize()
 	return fmt.Errorf("user %s may not create the table of the locks in schema %s; have someone run: "+
 		"%s; GRANT USAGE ON SCHEMA %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s (%w)",
@@ -140,7 +137,7 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 		return invalid("the search path of user %s has no schema: name one with the parameter schema", f.user)
 	}
 
-	ddl := newStatements(schema, d.options.Table).table
+	ddl := newStatements(tableName(schema, d.options.Table))["create"]
 	_, err := c.Exec(ctx, ddl, pgx.QueryExecModeExec)
 	if isMade(err) {
 		return nil
@@ -158,8 +155,8 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 
 // makeTable creates the table again after it has vanished.
 func (d *driver) makeTable(ctx context.Context) error {
-	err := d.queryOnce(ctx, d.statements, d.sql.table, func(int, pgx.Rows) error { return nil }, nil)
-	if errors.Is(err, errNoRow) || isMade(err) {
+	_, err := d.queryOnce(ctx, d.statements, d.sql["create"], ignore, nil)
+	if isMade(err) {
 		return nil
 	}
 	return err
@@ -167,7 +164,7 @@ func (d *driver) makeTable(ctx context.Context) error {
 
 // check returns an error if the table is not for hasp's locks, or if the user may not use it.
 func (f found) check(table string) error {
-	name := pgx.Identifier{f.schema, table}.Sanitize()
+	name := tableName(f.schema, table)
 	switch {
 	case f.schema == "":
 		return fmt.Errorf("the table %q vanished after its creation: try again", table)

@@ -103,12 +103,10 @@ func endsWith(t testing.TB, s *Server, err error) *Server {
 func Need(t testing.TB, programs ...string) {
 	t.Helper()
 	for _, name := range append(programs, "initdb") {
-		_, err := find(name)
-		switch {
-		case err == nil:
-		case os.Getenv("HASP_TEST_POSTGRES") == "required":
-			t.Fatal(err)
-		default:
+		if _, err := find(name); err != nil {
+			if os.Getenv("HASP_TEST_POSTGRES") == "required" {
+				t.Fatal(err)
+			}
 			t.Skip("not installed: ", err)
 		}
 	}
@@ -176,17 +174,14 @@ func credential() *syscall.Credential {
 	return &syscall.Credential{Uid: nobody, Gid: nobody}
 }
 
-// find returns the path of a program. Debian keeps the programs of PostgreSQL in a directory that
-// is not on the PATH. The PATH has wrappers of these programs, so find searches the PATH last.
+// find returns the path of a program. Debian keeps the programs of PostgreSQL in directories that
+// are not on the PATH. The PATH has wrappers of these programs, so find searches the PATH last.
 func find(name string) (string, error) {
-	installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
-	if len(installed) > 0 {
-		return slices.Max(installed), nil
-	}
-
-	const bouncer = "/usr/sbin/pgbouncer"
-	if _, err := os.Stat(bouncer); name == "pgbouncer" && err == nil {
-		return bouncer, nil
+	for _, dir := range []string{"/usr/lib/postgresql/*/bin/", "/usr/sbin/"} {
+		installed, _ := filepath.Glob(dir + name)
+		if len(installed) > 0 {
+			return slices.Max(installed), nil
+		}
 	}
 
 	path, err := exec.LookPath(name)
@@ -366,31 +361,18 @@ func (s *Server) SignalAll(sig syscall.Signal) error {
 
 // children returns the child processes of a process. Without /proc it finds none.
 func children(pid int) (pids []int) {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
-		n, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if _, parent := stat(n); parent == pid {
-			pids = append(pids, n)
-		}
+	list, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	for _, field := range strings.Fields(string(list)) {
+		child, _ := strconv.Atoi(field)
+		pids = append(pids, child)
 	}
 
 	return pids
 }
 
-// stat returns the state and the parent of a process, as /proc shows them.
-func stat(pid int) (state string, parent int) {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, _ := strings.Cut(string(b), ") ") // skip the number and the name
-	if f := strings.Fields(rest); len(f) > 1 {
-		parent, _ = strconv.Atoi(f[1])
-		return f[0], parent
-	}
-
-	return "", 0
-}
-
 // lives reports whether a process has not ended. A zombie has ended.
 func lives(pid int) bool {
-	state, _ := stat(pid)
-	return state != "Z" && syscall.Kill(pid, 0) == nil
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, state, _ := strings.Cut(string(b), ") ") // skip the number and the name
+	return !strings.HasPrefix(state, "Z") && syscall.Kill(pid, 0) == nil
 }

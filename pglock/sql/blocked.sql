@@ -11,7 +11,7 @@ WITH setting AS MATERIALIZED (
     FOR UPDATE OF l SKIP LOCKED
 )
 SELECT h.expires > clock_timestamp() IS TRUE, coalesce(encode(h.owner, 'hex'), ''), h.readers IS NOT NULL,
-    (extract(epoch FROM NULLIF(h.expires, 'infinity') - clock_timestamp()) * 1000000)::bigint,
+    {left},
     EXISTS (
         SELECT FROM pg_locks WHERE locktype = 'relation' AND relation = to_regclass($2)
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())

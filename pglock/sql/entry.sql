@@ -4,7 +4,6 @@
 -- or NULL if it has no end, the fence, the shared holds as JSON, the present time in µs
 encode(key, 'hex'), encode(owner, 'hex'), expires > clock_timestamp() IS TRUE,
     CASE WHEN isfinite(since) THEN (extract(epoch FROM since) * 1000000)::bigint ELSE 0 END,
-    CASE WHEN expires > clock_timestamp()
-        THEN (extract(epoch FROM NULLIF(expires, 'infinity') - clock_timestamp()) * 1000000)::bigint END,
+    CASE WHEN expires > clock_timestamp() THEN {left} END,
     CASE WHEN fenced THEN fence ELSE 0 END,
-    readers::text, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+    readers::text, {micros}

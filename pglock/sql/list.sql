@@ -1,12 +1,10 @@
 -- list reads the next 1,000 keys, and reports on the held ones.
--- $1 prefix, $2 the last key of the page before or NULL, $3 the first key after the prefix or NULL
+-- $1 the first key to read
 -- Returns a row, as inspect does, for each held key, and for the last of the 1,000 keys: the next
 -- call continues after that key.
 WITH page AS MATERIALIZED (
     -- No caller's key is empty. The row of the empty key belongs to the sweep.
-    SELECT * FROM {table}
-    WHERE key >= $1::bytea AND key > coalesce($2::bytea, '') AND ($3::bytea IS NULL OR key < $3::bytea)
-    ORDER BY key LIMIT 1000
+    SELECT * FROM {table} WHERE key >= $1::bytea AND key <> '' ORDER BY key LIMIT 1000
 )
 SELECT {entry}
 FROM page

@@ -1,9 +1,7 @@
 -- renew prolongs any number of holds that are not shared.
--- $1 keys, $2 tokens, $3 terms in µs, $4 lock_timeout
+-- $1 keys, $2 tokens, $3 lock_timeout, $4 terms in µs
 -- Returns the position of each claim that was renewed, from 1 on.
-WITH setting AS MATERIALIZED (
-    SELECT set_config('lock_timeout', $4, true)
-), locked AS MATERIALIZED (
+WITH {setting}, locked AS MATERIALIZED (
     -- The rows are locked in one order, so that renewals of several callers never
     -- deadlock. FOR NO KEY UPDATE passes a row that is locked FOR KEY SHARE.
     SELECT l.key FROM setting, {table} l WHERE l.key = ANY($1::bytea[])
@@ -11,7 +9,7 @@ WITH setting AS MATERIALIZED (
 )
 UPDATE {table} l
 SET expires = greatest(l.expires, clock_timestamp() + c.ttl * interval '1 us')
-FROM locked, unnest($1::bytea[], $2::text[], $3::bigint[]) WITH ORDINALITY AS c (key, token, ttl, n)
+FROM locked, unnest($1::bytea[], $2::text[], $4::bigint[]) WITH ORDINALITY AS c (key, token, ttl, n)
 -- If the row has changed since the statement began, PostgreSQL checks its last version again.
 WHERE l.key = locked.key AND c.key = l.key AND l.token = c.token AND l.expires > clock_timestamp()
 RETURNING c.n

@@ -13,7 +13,7 @@ WITH page AS MATERIALIZED (
         AND (l.heir_until < clock_timestamp()) IS NOT FALSE
         AND NOT EXISTS (SELECT FROM unnest(l.ends) u WHERE u > clock_timestamp())
         -- If a clock that was ahead made the fence, the row stays until the clock has passed it.
-        AND l.fence < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - $1::bigint
+        AND l.fence < {micros} - $1::bigint
     FOR UPDATE OF l SKIP LOCKED
 ), gone AS (
     DELETE FROM {table} l USING old WHERE l.key = old.key RETURNING set_config('synchronous_commit', 'off', true)

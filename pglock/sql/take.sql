@@ -10,14 +10,10 @@ WITH seen AS MATERIALIZED (
     -- Look first. Most refusals then lock no row and write nothing.
     SELECT l.owner, l.readers, l.expires,
         $8::int = 0 OR $8 = 1 AND l.readers IS NULL OR {settled} AS settled
-    FROM {table} l WHERE l.key = $1 AND (l.expires > clock_timestamp() OR {barred})
-), setting AS MATERIALIZED (
-    -- Only one who takes the key waits for transactions that guard a write.
-    SELECT set_config('lock_timeout', CASE WHEN EXISTS (SELECT FROM seen) THEN $9 ELSE $6 END, true)
-), taken AS (
+    FROM {table} l WHERE l.key = $1 AND {held}
+), {patience}, taken AS (
     INSERT INTO {table} AS l (key, token, owner, since, expires, fence, fenced)
-    SELECT $1, $2, $3, clock_timestamp(), clock_timestamp() + $4::bigint * interval '1 us',
-        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, $5
+    SELECT $1, $2, $3, clock_timestamp(), {term}, {micros}, $5
     FROM setting WHERE NOT EXISTS (SELECT FROM seen)
     ON CONFLICT (key) DO UPDATE SET
         -- Setting the key makes PostgreSQL lock the row FOR UPDATE. So this waits for a
@@ -26,31 +22,22 @@ WITH seen AS MATERIALIZED (
         token = excluded.token, owner = excluded.owner, readers = NULL,
         -- The clock is read again: locking the row may have taken time.
         since = clock_timestamp(),
-        expires = clock_timestamp() + $4::bigint * interval '1 us',
+        expires = {term},
         -- The row is locked, so l.fence is the fence of the last hold, whichever that is.
-        fence = greatest(l.fence + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
+        fence = greatest(l.fence + 1, {micros}),
         fenced = excluded.fenced,
         heir = NULL, heir_until = NULL,
         {leaves}
     -- This condition decides. Unlike seen, it sees the last version of the row.
-    WHERE (l.expires IS NULL OR l.expires <= clock_timestamp()) AND NOT {barred}
+    WHERE {held} IS NOT TRUE
     RETURNING fence
 ), waits AS (
     -- If the key has become free since this statement began, no release wakes the caller. Then
     -- this writes nothing, and the caller attempts again.
     UPDATE {table} l SET {enters} FROM setting, seen
-    WHERE l.key = $1 AND NOT seen.settled AND (l.expires > clock_timestamp() OR {barred})
+    WHERE l.key = $1 AND NOT seen.settled AND {held}
     RETURNING 1
 )
--- A place in the line does not wait for the disk: if a crash loses it, the caller asks in a second.
--- A grant does, because another caller could get the key after a crash.
 SELECT fence, '', false, NULL::bigint, true, NULL::text FROM taken
 UNION ALL
-SELECT NULL, CASE WHEN readers IS NULL THEN encode(owner, 'hex') ELSE coalesce((
-        SELECT r.value ->> 'owner' FROM jsonb_each(readers) r
-        WHERE (r.value ->> 'end')::timestamptz > clock_timestamp() LIMIT 1), '') END,
-    readers IS NOT NULL,
-    (extract(epoch FROM NULLIF(expires, 'infinity') - clock_timestamp()) * 1000000)::bigint,
-    settled OR EXISTS (SELECT FROM waits),
-    CASE WHEN EXISTS (SELECT FROM waits) THEN set_config('synchronous_commit', 'off', true) END
-FROM seen
+{refusal}

@@ -1,0 +1,2 @@
+-- readerend is when the shared hold r ends.
+(r.value ->> 'end')::timestamptz
