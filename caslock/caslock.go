@@ -53,7 +53,7 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 		return nil, fmt.Errorf("caslock: %w", backend.Outage(ctx, err))
 	}
 
-	rs := newRecords(store)
+	rs := &records{store: store, views: &views{byKey: map[string]*view{}}}
 	ts := newTasks()
 	d := &driver{
 		store:   store,

@@ -1,7 +1,6 @@
 package caslock_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"testing"
@@ -15,25 +14,20 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// ahead is a store as a process reads it whose wall clock is ahead: each time in it is earlier.
-type ahead struct {
-	*memkv.Store
-	by time.Duration
-}
-
-func (s ahead) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	e, err := s.Store.Get(ctx, key)
-	var r map[string]json.RawMessage
-	var items []map[string]any
-	if json.Unmarshal(e.Value, &r) == nil && json.Unmarshal(r["items"], &items) == nil {
+// ahead returns mem as a process reads it whose wall clock is ahead: each time in it is earlier.
+func ahead(mem *memkv.Store, by time.Duration) caslock.Store {
+	return reads{mem, func(e *caslock.Entry) {
+		var r map[string]json.RawMessage
+		var items []map[string]any
+		if json.Unmarshal(e.Value, &r) != nil || json.Unmarshal(r["items"], &items) != nil {
+			return
+		}
 		for _, it := range items {
-			at := await.Value(time.Parse(time.RFC3339Nano, it["ends"].(string)))
-			it["ends"] = at.Add(-s.by)
+			it["ends"] = await.Value(time.Parse(time.RFC3339Nano, it["ends"].(string))).Add(-by)
 		}
 		r["items"], _ = json.Marshal(items)
 		e.Value, _ = json.Marshal(r)
-	}
-	return e, err
+	}}
 }
 
 // A min hold lasts for an observer whose clock is ahead. To a caller that asks only once, it ends
@@ -43,7 +37,7 @@ func TestAMinHoldByOtherClocks(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, mem := t.Context(), memkv.New()
 			c := claim("key", "first")
-			first, other := open(t, mem), open(t, ahead{mem, by})
+			first, other := open(t, mem), open(t, ahead(mem, by))
 			await.Value(first.Acquire(ctx, c))
 			c.KeepUntil = time.Now().Add(30 * time.Second)
 			await.Must(t, first.Release(ctx, c))
@@ -56,7 +50,7 @@ func TestAMinHoldByOtherClocks(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 			time.Sleep(62*time.Second - by)
-			await.Value(open(t, ahead{mem, by}).Acquire(ctx, c))
+			await.Value(open(t, ahead(mem, by)).Acquire(ctx, c))
 		})
 	}
 }
@@ -66,8 +60,9 @@ func TestAWriterBesideReadersWithOtherClocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, mem := t.Context(), memkv.New()
 		writer := await.Value(caslock.New(ctx, mem, nil))
-		readers := open(t, ahead{mem, 4 * time.Second})
-		c := backend.Claim{Key: "key", Token: "a", TTL: time.Minute, Timeout: time.Minute, Shared: true}
+		readers := open(t, ahead(mem, 4*time.Second))
+		c := claim("key", "a")
+		c.Shared = true
 		await.Value(readers.Acquire(ctx, c))
 		go func() {
 			time.Sleep(time.Second) // the writer waits

@@ -27,10 +27,6 @@ type records struct {
 // It returns no record if nothing is to be written.
 type editor func(v *view, now time.Time) (*record, error)
 
-func newRecords(store Store) *records {
-	return &records{store: store, views: &views{byKey: map[string]*view{}, most: leastViews}}
-}
-
 // get reads the record of key.
 func (rs *records) get(ctx context.Context, key string) (*view, error) {
 	began := time.Now()

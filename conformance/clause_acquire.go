@@ -95,18 +95,8 @@ func acquireOneWinner(e *env) {
 
 func acquireHeldDetails(e *env, a, b *driver) {
 	c := a.hold(e.long)
-	_, err := b.acquire(e.claimOf(c.Key, e.long))
-	must(is("acquire a held key", err, backend.ErrHeld))
-
-	var he *backend.HeldError
-	if !errors.As(err, &he) {
-		return
-	}
-
-	// Allow a second, because a store may count terms in whole seconds.
-	require(he.RetryAfter >= 0 && he.RetryAfter <= c.TTL+time.Second,
-		"%v left of a term of %v", he.RetryAfter, c.TTL)
-	require(he.Owner == "" || he.Owner == c.Owner, "held by %q, want %q", he.Owner, c.Owner)
+	held := b.refusal(c.Key, c.TTL)
+	require(held.Owner == "" || held.Owner == c.Owner, "held by %q, want %q", held.Owner, c.Owner)
 }
 
 func acquireMaxTTL(e *env) {

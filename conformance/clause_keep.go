@@ -34,21 +34,6 @@ func keptFor(c backend.Claim, d time.Duration) backend.Claim {
 	return c
 }
 
-// taken makes an attempt at key, and ends the try unless the attempt is refused. If the refusal
-// says how long the term still runs, that time must not exceed the argument rest.
-func (d *driver) taken(key string, rest time.Duration) {
-	c := d.e.claimOf(key, d.e.long)
-	_, err := d.acquire(c)
-	must(is("acquire a key that was released with KeepUntil", err, backend.ErrHeld))
-
-	// Allow a second, because a store may count terms in whole seconds.
-	var held *backend.HeldError
-	if errors.As(err, &held) {
-		require(held.RetryAfter <= rest+time.Second,
-			"a refusal for %v, want %v at most", held.RetryAfter, rest)
-	}
-}
-
 // endsAt waits until d acquires key. If the grant is earlier than the argument end, the try ends.
 func (d *driver) endsAt(key string, end time.Time) {
 	c := d.succeed(key, d.e.long)
@@ -79,7 +64,7 @@ func keepRefuses(e *env, a, b *driver) {
 	for _, d := range []*driver{a, b} {
 		requireInTime(time.Until(c.KeepUntil) > e.term/2,
 			"%v until the end of KeepUntil", time.Until(c.KeepUntil))
-		d.taken(c.Key, 2*e.term)
+		d.refusal(c.Key, 2*e.term)
 	}
 
 	for call, s := range a.statuses(c.Key) {
@@ -137,7 +122,7 @@ func keepWait(e *env, a, b *driver) {
 
 func keepBreak(e *env, a, b *driver) {
 	c := a.keptHold(e.long, e.long)
-	a.taken(c.Key, e.long)
+	a.refusal(c.Key, e.long)
 	b.breakKey(c.Key)
 	must(a.granted(c.Key))
 }

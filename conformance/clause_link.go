@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/hasplock/hasp/backend"
 )
 
 // linkClauses disturb a link to the store. Each clause creates a link of its own.
@@ -73,6 +75,12 @@ func linkOutage(e *env) {
 		}
 	}
 
+	if e.lister {
+		calls["List"] = func(context.Context) error {
+			return errOf(listed(d.Driver.(backend.Lister).List(e.ctx, held.Key, e.term)))
+		}
+	}
+
 	for _, state := range []LinkState{Down, Hung} {
 		l.Set(state)
 		ctx := e.endingAfter(2 * e.term)
@@ -83,6 +91,11 @@ func linkOutage(e *env) {
 
 		l.Set(Up)
 		e.recovers(d)
+		if e.lister {
+			e.retry("List after an outage", func() error {
+				return errOf(listed(d.listing(e.ctx, held.Key)))
+			})
+		}
 	}
 
 	must(b.refused(held.Key))

@@ -5,16 +5,12 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"time"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 )
 
 var listClauses = given(lister, []clause{
-	{name: "list-held", says: saysList, check: pair(listHeld),
-		why: "List yields a held key with its owner, the remaining term and the fence. It does " +
-			"not yield a key that was released or whose hold has expired."},
 	{name: "list-prefix", says: saysListPrefix, check: listPrefix,
 		why: "List yields the keys that begin with the prefix, whatever bytes it has, and no others."},
 	{name: "list-foreign", need: all(inspector, others), says: saysListOurs, check: listForeign,
@@ -27,9 +23,6 @@ var listClauses = given(lister, []clause{
 		why: "List sends nothing if the loop asks for no entry."},
 	{name: "list-cancelled", says: saysListCtx, check: listCancelled,
 		why: "If the context has ended, List yields one error, which matches the context's."},
-	{name: "list-outage", need: link, says: saysListError, check: listOutage,
-		why: "If the store cannot be reached or does not answer, List yields one error, which is " +
-			"not definite. It works again after the outage."},
 	{name: "list-client", says: saysHasp, check: listClient,
 		why: "Client.List takes Options.Prefix off the keys. Each slot is a key of its own."},
 })
@@ -83,30 +76,6 @@ func (e *env) keysFor(n int) (prefix string, keys []string) {
 		keys = append(keys, fmt.Sprint(prefix, i))
 	}
 	return prefix, keys
-}
-
-func listHeld(e *env, a, b *driver) {
-	prefix, keys := e.keysFor(3)
-	c := e.fencedIfCan(e.claimOf(keys[0], e.long))
-	g := a.take(c)
-	freed := e.claimOf(keys[1], e.long)
-	a.take(freed)
-
-	all := b.list(prefix)
-	require(len(all) == 2, "list of two held keys: %+v", all)
-	s := all[c.Key]
-	require(s.Held && s.Owner == c.Owner, "list of a key that %q holds: %+v", c.Owner, s)
-	require(s.Fence == g.Fence, "list of a key with the fence %d: %+v", g.Fence, s)
-	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second, "list: %v left of a term of %v", s.TTL, c.TTL)
-	require(len(s.Waiters) == 0 && len(s.Shared) == 0,
-		"list of a key that no other caller wants: %+v", s)
-
-	a.give(freed)
-	a.take(e.claimOf(keys[2], e.term))
-	a.outlast(e.term)
-	all = b.list(prefix)
-	require(len(all) == 1 && all[c.Key].Held,
-		"list after the others were released or expired: %+v", all)
 }
 
 func listPrefix(e *env) {
@@ -212,25 +181,6 @@ func listCancelled(e *env) {
 	require(len(all) == 0, "List with a context that was cancelled yields %+v", all)
 }
 
-func listOutage(e *env) {
-	l := e.cable()
-	d := e.openAt(l.Store)
-	prefix, keys := e.keysFor(1)
-	d.take(e.claimOf(keys[0], e.long))
-	for _, state := range []LinkState{Down, Hung} {
-		l.Set(state)
-		mustf(e.within("List while the link is "+string(state), func() error {
-			_, err := listed(d.Driver.(backend.Lister).List(e.ctx, prefix, e.timeout))
-			return unknown("List while the link is "+string(state), err)
-		}), "list")
-		l.Set(Up)
-		e.retry("List after an outage", func() error {
-			_, err := listed(d.listing(e.ctx, prefix))
-			return err
-		})
-	}
-}
-
 func listClient(e *env) {
 	prefix, keys := e.keysFor(2)
 	c := e.client(e.openOwn(e.h.Open, e.store), hasp.Options{Prefix: prefix})
@@ -252,44 +202,56 @@ func listClient(e *env) {
 }
 
 var inspectClauses = []clause{
-	{name: "inspect-holder", need: inspector, says: saysInspect, check: pair(inspectHolder),
-		why: "Inspect returns whether a key is held, its owner, the remaining term and the fence."},
+	{name: "inspect-holder", need: shown, says: saysInspect, check: pair(inspectHolder),
+		why: "Inspect and List return whether a key is held, its owner, the remaining term and " +
+			"the fence. List does not yield a key that was released or whose hold has expired."},
 	{name: "inspect-waiters", need: all(shown, ordered), says: saysInspect,
 		check: pair(inspectWaiters),
 		why:   "Inspect and List return the waiters of an Ordered driver, in order."},
 	{name: "break-frees", need: inspector, says: saysBreak, check: pair(breakFrees),
 		why: "Break removes a hold, whichever token has it. Others get the key, and the holder " +
-			"gets ErrLost. Break of a free key is not an error."},
+			"gets ErrLost. Break of a free key is not an error. Break ends all shared holds."},
 	{name: "break-wakes", need: all(inspector, waiter), says: saysWaitGets, check: pair(breakWakes),
 		why: "A waiter gets a key that is broken."},
 }
 
 var closeClauses = []clause{
-	{name: "token-any-driver", says: saysAnyDriver, check: pair(tokenAnyDriver),
-		why: "Renew and Release work from any driver, also when the driver that acquired the key is closed."},
 	{name: "close-leaves-nothing", says: saysCloseEnds, check: closeLeavesNothing,
 		why: "After Close no goroutine of the driver is left."},
 }
 
 func inspectHolder(e *env, a, b *driver) {
 	c := e.fencedIfCan(e.claim(e.long))
-	free := func(s backend.Status) bool { return !s.Held && s.Owner == "" && s.TTL == 0 }
-	s := b.inspect(c.Key)
-	require(free(s) && len(s.Waiters) == 0, "a key that was never held: %+v", s)
+	isFree := func(when string) {
+		for call, s := range b.statuses(c.Key) {
+			require(!s.Held, "%s of a key that %s: %+v", call, when, s)
+		}
+		require(!e.lister || len(b.list(c.Key)) == 0, "list has a key that %s", when)
+	}
+	isBlank := func(when string) {
+		isFree(when)
+		for call, s := range b.statuses(c.Key) {
+			require(s.Owner == "" && s.TTL == 0 && len(s.Waiters) == 0,
+				"%s of a key that %s: %+v", call, when, s)
+		}
+	}
 
+	isBlank("was never held")
 	g := a.take(c)
-	b.shows(c, g.Fence)
-	s = b.inspect(c.Key)
-	require(len(s.Waiters) == 0, "waiters %q, although no caller waits", s.Waiters)
+	for call, s := range b.statuses(c.Key) {
+		matches(call, s, c, g.Fence)
+		require(len(s.Waiters) == 0 && len(s.Shared) == 0,
+			"%s of a key that no other caller wants: %+v", call, s)
+		isWhole := s.Owner == c.Owner && s.Fence == g.Fence
+		require(isWhole || call != "list", "list: %+v, want owner %q and fence %d", s, c.Owner,
+			g.Fence)
+	}
 
 	a.give(c)
-	s = b.inspect(c.Key)
-	require(free(s), "a key that was released: %+v", s)
-
+	isBlank("was released")
 	a.take(e.claimOf(c.Key, e.term))
 	a.outlast(e.term)
-	s = b.inspect(c.Key)
-	require(!s.Held, "a key whose hold has expired: %+v", s)
+	isFree("has expired")
 }
 
 func inspectWaiters(e *env, a, b *driver) {
@@ -317,6 +279,16 @@ func breakFrees(e *env, a, b *driver) {
 
 	b.breakKey(c.Key)
 	must(a.granted(c.Key))
+	if !e.traits.Shared {
+		return
+	}
+
+	one := a.join(e.key(), e.long)
+	two := a.join(one.Key, e.long)
+	b.breakKey(one.Key)
+	a.lost(one, "a shared hold that was broken")
+	a.lost(two, "a shared hold that was broken")
+	must(b.granted(one.Key))
 }
 
 func breakWakes(e *env, a, b *driver) {
@@ -324,15 +296,6 @@ func breakWakes(e *env, a, b *driver) {
 	w := e.queue(c.Key, 1, a, b)[0]
 	a.breakKey(c.Key)
 	w.served("Wait for a key that was broken")
-}
-
-func tokenAnyDriver(e *env, a, b *driver) {
-	for i, c := range a.holdMany(2, e.long) {
-		mustf(b.renews(c), "renewal of a hold of another driver, which is closed: %t", i > 0)
-		mustf(b.release(c), "release of a hold of another driver, which is closed: %t", i > 0)
-		must(b.granted(c.Key))
-		must(a.Close())
-	}
 }
 
 func closeLeavesNothing(e *env) {

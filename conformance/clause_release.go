@@ -22,8 +22,9 @@ var releaseClauses = []clause{
 		why: "After a Release the token holds nothing, and others get the key with terms of their own."},
 	{name: "token-whole", says: saysToken, check: pair(tokenWhole),
 		why: "Only the whole token proves a hold: not a part of it, not another case of it, not the owner."},
-	{name: "token-alone", says: saysHandle, check: pair(tokenAlone),
-		why: "Renew and Release work with the token alone, without a handle, in every driver on the store."},
+	{name: "token-any-driver", says: saysAnyDriver, check: pair(tokenAnyDriver),
+		why: "Renew and Release work with the token alone, without a handle, from any driver, also " +
+			"when the driver that acquired the key is closed."},
 }
 
 // lostHolds makes the given call with tokens that do not hold their keys. It checks that the call
@@ -92,15 +93,23 @@ func tokenWhole(e *env, a, b *driver) {
 	a.give(c)
 }
 
-// tokenAlone calls the drivers without the handles of their grants.
-func tokenAlone(e *env, a, b *driver) {
-	for _, d := range []*driver{a, b} {
+// tokenAnyDriver calls the drivers without the handles of their grants.
+func tokenAnyDriver(e *env, a, b *driver) {
+	for i, d := range []*driver{a, b, b} {
 		c := a.hold(e.long)
+		if i == 2 {
+			must(a.Close())
+		}
 		ctx, cancel := d.soon()
-		mustf(errOf(renewBy(ctx, d.Driver, c)), "renewal without a handle")
-		mustf(d.Release(ctx, c), "release without a handle")
+		mustf(errOf(renewBy(ctx, d.Driver, c)), "renewal without a handle, in round %d", i)
+		mustf(d.Release(ctx, c), "release without a handle, in round %d", i)
 		cancel()
-		mustf(b.grantedAtLast(c.Key), "after a release without a handle")
+
+		isFree := b.granted
+		if d == a {
+			isFree = b.grantedAtLast
+		}
+		mustf(isFree(c.Key), "after a release without a handle, in round %d", i)
 	}
 }
 

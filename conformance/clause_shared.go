@@ -20,16 +20,13 @@ var sharedClauses = append(given(shares, []clause{
 	{name: "shared-terms", says: saysSharedOwn, check: sharedTerms,
 		why: "A shared hold ends with its own term, whichever of several begins first or is " +
 			"renewed, and the key is free when the last has ended."},
-	{name: "shared-writer", need: polling, says: saysSharedWaiting, check: sharedWriter,
-		why: "A claim with WillRetry that is not shared gets the key although shared claims keep coming."},
-	{name: "shared-writer-waits", need: waiter, says: saysSharedWaiting, check: sharedWriterWaits,
-		why: "A Wait that is not shared gets the key although shared claims keep coming."},
+	{name: "shared-writer", says: saysSharedWaiting, check: sharedWriter,
+		why: "A Wait that is not shared, or a claim with WillRetry, gets the key although shared " +
+			"claims keep coming."},
 	{name: "shared-writer-gone", says: saysSharedGone, check: pairOn(sharedWriterGone),
 		why: "Shared claims are granted again after a caller that they made wait has left or died."},
 	{name: "shared-inspect", need: shown, says: saysSharedStatus, check: pairOn(sharedInspect),
 		why: "Inspect and List name the owners of all shared holds, and the longest rest of a term."},
-	{name: "shared-break", need: inspector, says: saysBreak, check: pairOn(sharedBreak),
-		why: "Break ends all shared holds of a key."},
 	{name: "shared-renew-raises", says: saysProlongs, check: pair(sharedRenewRaises),
 		why: "A renewal of a shared hold with a longer term prolongs it beside others."},
 	{name: "shared-keep", says: saysSharedKeep, check: pairOn(sharedKeep),
@@ -93,18 +90,10 @@ func sharedError(e *env, a, b *driver, key string) {
 		c.Shared = isShared
 		a.take(c)
 
-		_, err := b.acquire(e.claimOf(key, e.long))
-		must(is("acquire a key that is held", err, backend.ErrHeld))
-		var held *backend.HeldError
-		require(errors.As(err, &held) || !isShared,
-			"a refusal by a shared hold is %#v, want a HeldError", err)
-		if held != nil {
-			require(held.Shared == isShared,
-				"a refusal has Shared %v, want %v", held.Shared, isShared)
-			require(held.Owner == "" || held.Owner == c.Owner,
-				"a refusal names owner %q, want %q", held.Owner, c.Owner)
-		}
-
+		held := b.refusal(key, e.long)
+		require(held.Shared == isShared, "a refusal has Shared %v, want %v", held.Shared, isShared)
+		require(held.Owner == "" || held.Owner == c.Owner,
+			"a refusal names owner %q, want %q", held.Owner, c.Owner)
 		a.give(c)
 	}
 }
@@ -182,19 +171,15 @@ func sharedWriter(e *env) {
 	a := e.open()
 	key := e.key()
 	stop := e.readersOf(key)
-	c := waiting(e.claimOf(key, e.long))
-	_, _, err := a.seize(func() backend.Claim { c.Token = e.claimOf(key, e.long).Token; return c })
-	mustf(err, "acquire with WillRetry while readers keep coming")
-	a.keep(c)
-	a.give(c)
-	must(stop())
-}
-
-func sharedWriterWaits(e *env) {
-	a := e.open()
-	key := e.key()
-	stop := e.readersOf(key)
-	a.wants(key).served("Wait while readers keep coming")
+	if e.waiter {
+		a.wants(key).served("Wait while readers keep coming")
+	} else {
+		c := waiting(e.claimOf(key, e.long))
+		_, _, err := a.seize(func() backend.Claim { c.Token = e.claimOf(key, e.long).Token; return c })
+		mustf(err, "acquire with WillRetry while readers keep coming")
+		a.keep(c)
+		a.give(c)
+	}
 	must(stop())
 }
 
@@ -246,15 +231,6 @@ func sharedInspect(e *env, a, b *driver, key string) {
 		require(!s.Held && len(s.Shared) == 0,
 			"%s of a key whose shared holds were released: %+v", call, s)
 	}
-}
-
-func sharedBreak(e *env, a, b *driver, key string) {
-	cs := []backend.Claim{a.join(key, e.long), a.join(key, e.long)}
-	b.breakKey(key)
-	for _, c := range cs {
-		a.lost(c, "a shared hold that was broken")
-	}
-	must(b.granted(key))
 }
 
 func sharedUnclaimed(e *env, a, b *driver) {

@@ -14,11 +14,9 @@ import (
 )
 
 var waitClauses = given(waiter, []clause{
-	{name: "wait-free", says: saysWait, check: pair(waitFree),
-		why: "Wait for a free key returns with it."},
 	{name: "wait-woken", says: saysSignal, check: pairOn(waitWoken),
-		why: "A waiter gets the key at whatever moment it is released: no release falls between " +
-			"Wait's signal and its attempt."},
+		why: "Wait for a free key returns with it. A waiter gets the key at whatever moment it is " +
+			"released: no release falls between Wait's signal and its attempt."},
 	{name: "wait-deadline", says: saysUntil, check: pair(waitDeadline),
 		why: "The deadline of a grant by Wait is after the release before it, and has passed " +
 			"before another waiter is granted the key."},
@@ -38,15 +36,12 @@ var waitClauses = given(waiter, []clause{
 			"end another Wait for the same key."},
 })
 
-func waitFree(e *env, a, b *driver) {
-	w := a.wants(e.key())
-	w.granted("Wait for a free key")
-	mustf(b.refused(w.c.Key), "after another's Wait")
-	w.use()
-	must(b.granted(w.c.Key))
-}
-
 func waitWoken(e *env, a, b *driver, key string) {
+	first := a.wants(key)
+	first.granted("Wait for a free key")
+	mustf(b.refused(key), "after another's Wait")
+	first.use()
+
 	for round := range 60 {
 		c := e.claimOf(key, e.long)
 		a.take(c)
@@ -207,10 +202,9 @@ func waitIndependent(e *env, a, b *driver) {
 }
 
 var orderClauses = []clause{
-	{name: "order-of-arrival", need: ordered, says: saysOrdered, check: orderOfArrival,
-		why: "Ordered drivers serve the waiters of all drivers in order of arrival."},
-	{name: "order-kept", need: ordered, says: saysGivesUp, check: orderKept,
-		why: "Waiters that give up leave the order of the others as it was."},
+	{name: "order-of-arrival", need: ordered, says: saysGivesUp, check: orderOfArrival,
+		why: "Ordered drivers serve the waiters of all drivers in order of arrival. Waiters that " +
+			"give up leave the order of the others as it was."},
 	{name: "order-no-barging", need: ordered, says: saysBarge, check: orderNoBarging,
 		why: "Ordered drivers refuse an Acquire while any caller waits."},
 	{name: "order-not-claimed", need: all(waiter, notOrdered), says: saysClaims,
@@ -265,9 +259,7 @@ func (e *env) inOrder(got []int) {
 	verdict(slices.IsSorted(got), "waiters got the key in order %v", got)
 }
 
-func orderOfArrival(e *env) { e.inOrder(e.line(6)) }
-
-func orderKept(e *env) { e.inOrder(e.line(6, 0, 3)) }
+func orderOfArrival(e *env) { e.inOrder(e.line(6, 0, 3)) }
 
 // orderNoBarging makes attempts, which must all be refused while waiters get the key.
 func orderNoBarging(e *env) {

@@ -195,6 +195,21 @@ func (d *driver) refuses(c backend.Claim) error {
 		backend.ErrHeld)
 }
 
+// refusal makes an attempt at key, which must be refused, and returns the details of the refusal, if
+// there are any. The present term must not run for longer than the argument rest.
+func (d *driver) refusal(key string, rest time.Duration) (held backend.HeldError) {
+	_, err := d.acquire(d.e.claimOf(key, d.e.long))
+	must(is("acquire a key that is held", err, backend.ErrHeld))
+	if he := (*backend.HeldError)(nil); errors.As(err, &he) {
+		held = *he
+	}
+
+	// Allow a second, because a store may count terms in whole seconds.
+	require(held.RetryAfter >= 0 && held.RetryAfter <= rest+time.Second,
+		"a refusal for %v, want %v at most", held.RetryAfter, rest)
+	return held
+}
+
 // granted makes one attempt at key, and releases the hold. It returns an error if one of these
 // calls fails.
 func (d *driver) granted(key string) error {
@@ -264,19 +279,22 @@ func (d *driver) inspect(key string) backend.Status {
 	return s
 }
 
-// shows ends the try unless Inspect reports the hold of c. The report may lack the owner and the
-// fence.
+// shows ends the try unless Inspect reports the hold of c.
 func (d *driver) shows(c backend.Claim, fence uint64) {
-	s := d.inspect(c.Key)
-	require(s.Held, "inspect %s, which is held: %+v", brief(c.Key), s)
-	require(s.Owner == "" || s.Owner == c.Owner,
-		"inspect %s: owner %q, want %q", brief(c.Key), s.Owner, c.Owner)
-	require(s.Fence == 0 || s.Fence == fence,
-		"inspect %s: fence %d, want %d", brief(c.Key), s.Fence, fence)
+	matches("inspect", d.inspect(c.Key), c, fence)
+}
+
+// matches ends the try unless s, which a call has returned, is the status of a key that c holds. The
+// status may lack the owner and the fence.
+func matches(call string, s backend.Status, c backend.Claim, fence uint64) {
+	what := call + " " + brief(c.Key)
+	require(s.Held, "%s, which is held: %+v", what, s)
+	require(s.Owner == "" || s.Owner == c.Owner, "%s: owner %q, want %q", what, s.Owner, c.Owner)
+	require(s.Fence == 0 || s.Fence == fence, "%s: fence %d, want %d", what, s.Fence, fence)
 
 	// Allow a second, because a store may count terms in whole seconds.
-	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second,
-		"inspect %s: %v left of a term of %v", brief(c.Key), s.TTL, c.TTL)
+	require(s.TTL > 0 && s.TTL <= c.TTL+time.Second, "%s: %v left of a term of %v", what, s.TTL,
+		c.TTL)
 }
 
 // breakKey breaks key, or ends the try.

@@ -95,9 +95,8 @@ var (
 	shown     = needs("the driver is neither an Inspector nor a Lister", func(s *suite) bool {
 		return s.inspector || s.lister
 	})
-	lister  = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })
-	polling = needs("the driver is a Waiter", func(s *suite) bool { return !s.waiter || s.waker })
-	ends    = needs("ends a call sometime by its Traits", func(s *suite) bool {
+	lister = needs("the driver is not a Lister", func(s *suite) bool { return s.lister })
+	ends   = needs("ends a call sometime by its Traits", func(s *suite) bool {
 		return s.traits.Cancellation != backend.CancelNone
 	})
 	limited = needs("grants any term by its Traits", func(s *suite) bool {

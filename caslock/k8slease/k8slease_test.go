@@ -24,28 +24,17 @@ func at(addr string) string { return "kube+http://" + addr + "/default" }
 // The API server is a fake. Package election has the test with client-go.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	s := &fakekube.Server{}
-	h := adaptertest.Harness(at)
-	h.Store = func(context.Context) (string, func(), error) {
-		err := s.Start(true)
-		return s.Addr, func() { s.Stop() }, err
+	s := fakekube.New()
+	start := func(_ context.Context, data bool) (string, error) {
+		err := s.Start(data)
+		return s.Addr, err
 	}
-	h.Stop = func(context.Context, string) error { return s.Stop() }
-	h.Start = func(_ context.Context, _ string, data bool) error { return s.Start(data) }
-	h.Kick = func(context.Context, string) error {
-		if err := s.Stop(); err != nil {
-			return err
-		}
-		return s.Start(true)
-	}
-	conformance.Run(t, h)
+	conformance.Run(t, adaptertest.Harness(start, s.Stop, at))
 }
 
 // A holder that was suspended until client-go had taken the Lease leaves the leader its Lease.
 func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
-	s, ctx := &fakekube.Server{}, t.Context()
-	await.Must(t, s.Start(true))
-	defer s.Stop()
+	s, ctx := fakekube.Serve(t), t.Context()
 	d := await.Value(adaptertest.Driver(ctx, at(s.Addr)))
 	c := backend.Claim{Key: "controller", Token: "token", TTL: time.Minute, Timeout: time.Minute}
 	await.Value(d.Acquire(ctx, c))
@@ -74,9 +63,7 @@ func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
 // The server begins its resourceVersions again after a loss of its data, and then a Lease may have
 // the resourceVersion of a lost one, but not its uid.
 func TestUID(t *testing.T) {
-	s := &fakekube.Server{}
-	await.Must(t, s.Start(true))
-	defer s.Stop()
+	s := fakekube.Serve(t)
 	checkUID(t, k8slease.New(http.DefaultClient, "http://"+s.Addr, "default"))
 }
 

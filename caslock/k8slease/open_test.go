@@ -68,9 +68,7 @@ users:
 }
 
 func TestKubeconfig(t *testing.T) {
-	s := &fakekube.Server{}
-	await.Must(t, s.Start(true))
-	defer s.Stop()
+	s := fakekube.Serve(t)
 	dead := "http://127.0.0.1:1"
 	live := "http://" + s.Addr
 
@@ -95,9 +93,7 @@ func TestKubeconfig(t *testing.T) {
 // status is a handler that refuses requests for which the function is returns true. The fake
 // answers the others.
 func status(code int, message string, is func(r *http.Request) bool) http.Handler {
-	fake := &fakekube.Server{}
-	_ = fake.Start(true)
-	_ = fake.Stop() // only its handler is used
+	fake := fakekube.New()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !is(r) {
 			fake.ServeHTTP(w, r)
@@ -143,7 +139,6 @@ func TestRefusals(t *testing.T) {
 		{status(403, "no", isMethod("PATCH")), []string{"lacks the verb patch:"}},
 		{status(403, "no", isMethod("DELETE")), []string{"lacks the verb delete:"}},
 		{status(403, "it is being terminated", all), []string{"not being deleted"}},
-		{status(404, "namespaces not found", all), []string{"404", "check the namespace default"}},
 		{status(410, "too old", isList), []string{"410", "list again"}},
 		{status(415, "no", isMethod("PATCH")), []string{"415", "does not know patch", "1.14"}},
 		{status(429, "slow down", all), []string{"429", "overloaded"}},
@@ -154,13 +149,8 @@ func TestRefusals(t *testing.T) {
 	}
 	long := served(t, status(422, "too long", isMethod("POST")))
 	adaptertest.Invalid(t, long, "422", "too long", "use a shorter owner")
-}
-
-func TestANamespaceThatDoesNotExist(t *testing.T) {
-	s := &fakekube.Server{}
-	await.Must(t, s.Start(true))
-	defer s.Stop()
-	adaptertest.Fails(t, "kube+http://"+s.Addr+"/missing", "404", "check the namespace missing")
+	missing := strings.Replace(served(t, fakekube.New()), "default", "missing", 1)
+	adaptertest.Fails(t, missing, "404", "check the namespace missing")
 }
 
 // After an answer 429, the Store waits as long as the server says and sends the request again. If
@@ -211,7 +201,7 @@ func tlsServer(t *testing.T, name string, h http.Handler) (host, ca string) {
 
 func TestCertificates(t *testing.T) {
 	t.Parallel()
-	host, ca := tlsServer(t, "api.example", status(0, "", func(*http.Request) bool { return false }))
+	host, ca := tlsServer(t, "api.example", fakekube.New())
 	file := url.QueryEscape(ca)
 	adaptertest.Fails(t, "kube://"+host+"/default", "ca=FILE")
 	adaptertest.Fails(t, "kube://"+host+"/default?server_name=other&ca="+file, "name the host")

@@ -20,7 +20,9 @@ import (
 func TestClusterConformance(t *testing.T) {
 	t.Parallel()
 	n := &node{}
-	h := harness(n, "replicas=3")
+	h := harness(t, n, "replicas=3")
+	h.Stop = nil
+	h.Start = nil
 	h.Store = func(context.Context) (string, func(), error) {
 		*n = *startCluster(t)[1]
 		return n.addr, nil, nil

@@ -83,10 +83,10 @@ func newStore(
 	if create && errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, bucket)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, backend.Outage(ctx, err))
+	var stream jetstream.Stream
+	if err == nil {
+		stream, err = js.Stream(ctx, "KV_"+bucket.Bucket)
 	}
-	stream, err := js.Stream(ctx, "KV_"+bucket.Bucket)
 	if err != nil {
 		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, backend.Outage(ctx, err))
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"testing"
 	"time"
 
@@ -19,9 +18,18 @@ import (
 	"github.com/hasplock/hasp/internal/await"
 )
 
-// harness returns a harness without a store, for the bucket at an address of n.
-func harness(n *node, params string) conformance.Harness {
-	h := adaptertest.Harness(func(addr string) string { return "nats://" + addr + "/locks?" + params })
+// harness returns a harness for a bucket of n.
+func harness(t *testing.T, n *node, params string) conformance.Harness {
+	start := func(_ context.Context, data bool) (string, error) {
+		if !data {
+			n.dir = t.TempDir()
+		}
+		err := n.start()
+		return n.addr, err
+	}
+	h := adaptertest.Harness(start, n.stop, func(addr string) string {
+		return "nats://" + addr + "/locks?" + params
+	})
 	h.Kick = func(context.Context, string) error {
 		for _, c := range await.Value(n.s.Connz(&server.ConnzOptions{Limit: 1000})).Conns {
 			_ = n.s.DisconnectClientByID(c.Cid) // an error says that it has gone meanwhile
@@ -32,28 +40,9 @@ func harness(n *node, params string) conformance.Harness {
 }
 
 func TestConformance(t *testing.T) {
-	for _, clock := range []bool{false, true} {
-		params := "clock=" + strconv.FormatBool(clock)
-		t.Run(params, func(t *testing.T) {
-			t.Parallel()
-			n := &node{}
-			h := harness(n, params)
-			h.Store = func(context.Context) (string, func(), error) {
-				n.dir = t.TempDir()
-				err := n.start()
-				return n.addr, n.stop, err
-			}
-			h.Only = func(clause string) bool { return !clock || adaptertest.OnTerms.MatchString(clause) }
-			h.Stop = func(context.Context, string) error { n.stop(); return nil }
-			h.Start = func(_ context.Context, _ string, data bool) error {
-				if !data {
-					n.dir = t.TempDir()
-				}
-				return n.start()
-			}
-			conformance.Run(t, h)
-		})
-	}
+	adaptertest.Clocks(t, func(t *testing.T, params string) conformance.Harness {
+		return harness(t, &node{}, params)
+	})
 }
 
 // These are the promises of a Store that the suite does not check, on one server.
@@ -206,9 +195,7 @@ func TestScanBesideADelete(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, nil)
 	_, js := n.connect(t)
-	config := jetstream.KeyValueConfig{Bucket: "locks"}
-	await.Value(js.CreateKeyValue(t.Context(), config))
-	s := await.Value(natskv.New(t.Context(), js, config, false))
+	s := await.Value(natskv.New(t.Context(), js, jetstream.KeyValueConfig{Bucket: "locks"}, false))
 	await.Value(s.Put(t.Context(), "first", []byte("x"), ""))
 	for i := range 200 {
 		name := fmt.Sprint("last", i)

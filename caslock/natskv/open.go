@@ -77,20 +77,18 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 }
 
 // driver connects to the servers, and returns a driver that owns the connection.
-func (s *settings) driver(ctx context.Context) (backend.Driver, error) {
+func (s *settings) driver(ctx context.Context) (d backend.Driver, err error) {
 	nc, err := nats.Connect(strings.Join(s.servers, ","), s.options...)
 	if err != nil {
 		return nil, err
 	}
 
-	d, err := s.over(ctx, nc)
-	if err != nil {
-		nc.Close()
-	}
-	return d, err
-}
+	defer func() {
+		if err != nil {
+			nc.Close()
+		}
+	}()
 
-func (s *settings) over(ctx context.Context, nc *nats.Conn) (backend.Driver, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -29,32 +28,22 @@ func at(addr, params string) string {
 }
 
 func TestConformance(t *testing.T) {
-	for _, clock := range []bool{false, true} {
-		params := "clock=" + strconv.FormatBool(clock)
-		t.Run(params, func(t *testing.T) {
-			t.Parallel()
-			var s *server
-			h := adaptertest.Harness(func(addr string) string { return at(addr, params) })
-			h.Store = func(context.Context) (string, func(), error) {
-				s = startServer(t)
-				return s.addr, nil, nil
+	adaptertest.Clocks(t, func(t *testing.T, params string) conformance.Harness {
+		s := &server{}
+		start := func(_ context.Context, data bool) (string, error) {
+			if !data {
+				s.clear(t)
 			}
-			h.Cannot = map[string]string{
-				"keys-long": "versitygw replaces an object by a file with a longer name, for which " +
-					"the name is too long",
-			}
-			h.Only = func(clause string) bool { return !clock || adaptertest.OnTerms.MatchString(clause) }
-			h.Stop = func(context.Context, string) error { s.kill(); return nil }
-			h.Start = func(_ context.Context, _ string, data bool) error {
-				if !data {
-					s.clear(t)
-				}
-				return s.start()
-			}
-			h.Kick = func(context.Context, string) error { s.kill(); return s.start() }
-			conformance.Run(t, h)
-		})
-	}
+			err := s.start()
+			return s.addr, err
+		}
+		h := adaptertest.Harness(start, s.kill, func(addr string) string { return at(addr, params) })
+		h.Cannot = map[string]string{
+			"keys-long": "versitygw replaces an object by a file with a longer name, for which " +
+				"the name is too long",
+		}
+		return h
+	})
 }
 
 // store returns a Store in the bucket of the server at an address.

@@ -75,7 +75,7 @@ func binary(t *testing.T) string {
 // startServer starts a server, which ends with the test.
 func startServer(t *testing.T) *server {
 	t.Helper()
-	s := &server{binary: binary(t)}
+	s := &server{}
 	s.clear(t)
 	await.Must(t, s.start())
 	t.Cleanup(s.kill)
@@ -84,6 +84,8 @@ func startServer(t *testing.T) *server {
 
 // clear replaces the data by an empty bucket. The server must not run.
 func (s *server) clear(t *testing.T) {
+	t.Helper()
+	s.binary = binary(t)
 	s.dir = t.TempDir()
 	await.Must(t, os.Mkdir(filepath.Join(s.dir, "bucket"), 0o700))
 }

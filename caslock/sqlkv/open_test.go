@@ -37,9 +37,9 @@ func needMariaDB(t *testing.T) {
 func startMariaDB(t *testing.T) *mariadb {
 	t.Helper()
 	needMariaDB(t)
-	m := &mariadb{dir: t.TempDir(), addr: await.Value(crew.FreeAddr())}
+	m := &mariadb{dir: t.TempDir()}
 	await.Must(t, m.start(t.Context()))
-	t.Cleanup(func() { m.kill() })
+	t.Cleanup(m.kill)
 	return m
 }
 
@@ -55,12 +55,12 @@ func do(t *testing.T, db *sql.DB, statements ...string) {
 func TestMariaDBErrorsOfOpenSayWhatToDo(t *testing.T) {
 	t.Parallel()
 	m := startMariaDB(t)
-	root := await.Value(sql.Open("mysql", "root@tcp("+m.addr+")/mysql"))
-	defer root.Close()
+	root := connect(t, "mysql", dsn(m.addr))
+	await.Value(sqlkv.New(t.Context(), root, sqlkv.MySQL, "hasp_locks")) // creates the table
 	do(t, root,
 		"CREATE DATABASE app",
 		"CREATE TABLE app.other (id INT)",
-		"CREATE TABLE app.hasp_locks LIKE "+theTable(t, m),
+		"CREATE TABLE app.hasp_locks LIKE hasp_locks",
 		"CREATE USER app@'%' IDENTIFIED BY 'right'",
 		"GRANT SELECT, INSERT, UPDATE, DELETE ON app.hasp_locks TO app@'%'",
 		"GRANT SELECT ON app.other TO app@'%'",
@@ -112,20 +112,11 @@ func TestMariaDBErrorsOfOpenSayWhatToDo(t *testing.T) {
 	await.Must(t, errors.Join(l.Unlock(t.Context()), c.Close(), other.Close()))
 }
 
-// theTable creates a table of locks, and returns its name.
-func theTable(t *testing.T, m *mariadb) string {
-	db := await.Value(sql.Open("mysql", dsn(m.addr)))
-	defer db.Close()
-	await.Value(sqlkv.New(t.Context(), db, sqlkv.MySQL, "hasp_locks"))
-	return "test.hasp_locks"
-}
-
 // The holds of such connections would not be seen by others.
 func TestAutocommitOffIsRefused(t *testing.T) {
 	t.Parallel()
 	m := startMariaDB(t)
-	db := await.Value(sql.Open("mysql", dsn(m.addr)+"&autocommit=false"))
-	defer db.Close()
+	db := connect(t, "mysql", dsn(m.addr)+"&autocommit=false")
 	_, err := sqlkv.New(t.Context(), db, sqlkv.MySQL, "hasp_locks")
 	if !errors.Is(err, hasp.ErrInvalid) || !strings.Contains(err.Error(), "autocommit") {
 		t.Errorf("New: %v, want ErrInvalid and autocommit in it", err)
@@ -137,9 +128,8 @@ func TestOneOfEightWritersWinsInSnapshotIsolation(t *testing.T) {
 	t.Parallel()
 	m, ctx := startMariaDB(t), t.Context()
 	for _, isolation := range []string{"READ-COMMITTED", "REPEATABLE-READ", "SERIALIZABLE"} {
-		db := await.Value(sql.Open("mysql", dsn(m.addr)+"&innodb_snapshot_isolation=ON&tx_isolation="+
-			url.QueryEscape("'"+isolation+"'")))
-		defer db.Close()
+		db := connect(t, "mysql", dsn(m.addr)+"&innodb_snapshot_isolation=ON&tx_isolation="+
+			url.QueryEscape("'"+isolation+"'"))
 		s := await.Value(sqlkv.New(ctx, db, sqlkv.MySQL, "hasp_locks"))
 		for range 100 {
 			name := rand.Text()
@@ -173,8 +163,7 @@ func TestSQLiteThatCannotWrite(t *testing.T) {
 		"PRAGMA max_page_count = 1": "free space on the disk",
 		"PRAGMA query_only = 1":     "right to write the file",
 	} {
-		ctx, db := t.Context(), await.Value(sql.Open("sqlite3", "file:"+t.TempDir()+"/db"))
-		defer db.Close()
+		ctx, db := t.Context(), connect(t, "sqlite3", file(t))
 		db.SetMaxOpenConns(1)
 		s := await.Value(sqlkv.New(ctx, db, sqlkv.SQLite, "locks"))
 		do(t, db, setting)
@@ -189,8 +178,7 @@ func TestSQLiteThatCannotWrite(t *testing.T) {
 func TestCloseEndsTheConnections(t *testing.T) {
 	t.Parallel()
 	m := startMariaDB(t)
-	root := await.Value(sql.Open("mysql", dsn(m.addr)))
-	defer root.Close()
+	root := connect(t, "mysql", dsn(m.addr))
 	root.SetMaxOpenConns(1)
 
 	c := await.Value(hasp.Open(t.Context(), "mysql://root@"+m.addr+"/test?pool_size=2", nil))

@@ -3,6 +3,7 @@
 package sqlkv_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -31,21 +32,27 @@ import (
 
 func init() { mysql.SetLogger(log.New(io.Discard, "", 0)) } // it logs each connection that ends
 
-func open(ctx context.Context, dialect sqlkv.Dialect, name, dsn string) (backend.Driver, error) {
-	db := await.Value(sql.Open(name, dsn))
-	db.SetMaxOpenConns(16)
-	db.SetMaxIdleConns(16)
-	return sqlkv.NewDriver(ctx, db, dialect, "hasp_locks")
+// connect returns a database that is closed with the test.
+func connect(t *testing.T, driver, dsn string) *sql.DB {
+	t.Helper()
+	db := await.Value(sql.Open(driver, dsn))
+	t.Cleanup(func() { db.Close() })
+	return db
 }
+
+// file returns the DSN of a new SQLite file.
+func file(t *testing.T) string { return "file:" + t.TempDir() + "/db" }
 
 func TestConformanceSQLite(t *testing.T) {
 	t.Parallel()
 	conformance.Run(t, conformance.Harness{
 		Store: func(context.Context) (string, func(), error) {
-			return filepath.Join(t.TempDir(), "locks.db"), nil, nil
+			return file(t) + "?_busy_timeout=10000&_journal_mode=WAL&_synchronous=OFF&_txlock=immediate", nil, nil
 		},
-		Open: func(ctx context.Context, file string) (backend.Driver, error) {
-			return open(ctx, sqlkv.SQLite, "sqlite3", "file:"+file+"?_busy_timeout=10000&_journal_mode=WAL&_synchronous=OFF&_txlock=immediate")
+		Open: func(ctx context.Context, dsn string) (backend.Driver, error) {
+			db := await.Value(sql.Open("sqlite3", dsn))
+			db.SetMaxIdleConns(16)
+			return sqlkv.NewDriver(ctx, db, sqlkv.SQLite, "hasp_locks")
 		},
 	})
 }
@@ -61,6 +68,7 @@ func dsn(addr string) string { return "root@tcp(" + addr + ")/test?timeout=3s" }
 
 // start starts the server, in a new data directory if there is none.
 func (m *mariadb) start(ctx context.Context) (err error) {
+	m.addr = cmp.Or(m.addr, await.Value(crew.FreeAddr()))
 	data := filepath.Join(m.dir, "data")
 	if _, err := os.Stat(data); err != nil {
 		// Servers that share a directory for temporary tables remove each other's.
@@ -95,45 +103,36 @@ func (m *mariadb) start(ctx context.Context) (err error) {
 }
 
 // kill kills the server, as a crash does.
-func (m *mariadb) kill() error {
-	err := m.cmd.Process.Kill()
+func (m *mariadb) kill() {
+	_ = m.cmd.Process.Kill()
 	<-m.ended
-	return err
 }
 
 func TestConformanceMariaDB(t *testing.T) {
 	t.Parallel()
-	if !conformance.Child() {
-		needMariaDB(t)
-	}
+	needMariaDB(t)
 	m := &mariadb{}
-	h := adaptertest.Harness(func(addr string) string { return "mysql://root@" + addr + "/test" })
-	h.Store = func(ctx context.Context) (string, func(), error) {
-		m.dir = t.TempDir()
-		m.addr = await.Value(crew.FreeAddr())
-		return m.addr, func() { m.kill() }, m.start(ctx)
-	}
-	h.Stop = func(context.Context, string) error { return m.kill() }
-	h.Start = func(ctx context.Context, _ string, data bool) error {
+	start := func(ctx context.Context, data bool) (string, error) {
 		if !data {
 			m.dir = t.TempDir()
 		}
-		return m.start(ctx)
+		err := m.start(ctx)
+		return m.addr, err
 	}
+	h := adaptertest.Harness(start, m.kill, func(addr string) string {
+		return "mysql://root@" + addr + "/test"
+	})
 	h.Kick = func(ctx context.Context, addr string) error {
-		db := await.Value(sql.Open("mysql", dsn(addr)))
-		defer db.Close()
-		_, _ = db.ExecContext(ctx, "KILL USER root") // an error: it has ended its own connection, too
+		// The error says that it has ended its own connection, too.
+		_, _ = connect(t, "mysql", dsn(addr)).ExecContext(ctx, "KILL USER root")
 		return ctx.Err()
 	}
 	conformance.Run(t, h)
 }
 
 func TestNewIsChecked(t *testing.T) {
-	memory := await.Value(sql.Open("sqlite3", ":memory:"))
-	defer memory.Close()
-	db := await.Value(sql.Open("sqlite3", "file:"+t.TempDir()+"/db"))
-	defer db.Close()
+	memory := connect(t, "sqlite3", ":memory:")
+	db := connect(t, "sqlite3", file(t))
 	for what, c := range map[string]struct {
 		db      *sql.DB
 		dialect sqlkv.Dialect
@@ -152,8 +151,7 @@ func TestNewIsChecked(t *testing.T) {
 
 // A reboot sets the clock back, so the time of an earlier row tells no age.
 func TestAgeOfARowFromBeforeTheBoot(t *testing.T) {
-	ctx, db := t.Context(), await.Value(sql.Open("sqlite3", "file:"+t.TempDir()+"/db"))
-	defer db.Close()
+	ctx, db := t.Context(), connect(t, "sqlite3", file(t))
 	s := await.Value(sqlkv.New(ctx, db, sqlkv.SQLite, "locks"))
 	for boot, known := range map[string]bool{"": true, "another boot": false} {
 		await.Value(s.Put(ctx, "name"+boot, []byte("value"), ""))

@@ -26,22 +26,54 @@ func Driver(ctx context.Context, url string) (backend.Driver, error) {
 	return c.Driver(ctx)
 }
 
-// Harness returns a harness for stores at TCP addresses. The function at returns the URL for an
-// address.
-func Harness(at func(addr string) string) conformance.Harness {
+// Harness returns a harness for a server on TCP. The function start starts the server, with the data
+// that it had or without, and returns its address. The function at returns the URL for an address.
+func Harness(
+	start func(ctx context.Context, data bool) (addr string, err error), stop func(),
+	at func(addr string) string,
+) conformance.Harness {
+	again := func(ctx context.Context, _ string, data bool) error {
+		_, err := start(ctx, data)
+		return err
+	}
 	return conformance.Harness{
+		Store: func(ctx context.Context) (string, func(), error) {
+			addr, err := start(ctx, false)
+			return addr, stop, err
+		},
 		Open: func(ctx context.Context, addr string) (backend.Driver, error) {
 			return Driver(ctx, at(addr))
 		},
 		Link: func(_ context.Context, addr string) (*conformance.Link, error) {
 			return conformance.TCP(addr)
 		},
+		Stop:  func(context.Context, string) error { stop(); return nil },
+		Start: again,
+		Kick: func(ctx context.Context, addr string) error {
+			stop()
+			return again(ctx, addr, true)
+		},
 	}
 }
 
-// OnTerms matches the clauses that a clock of the store may change.
-var OnTerms = regexp.MustCompile(
-	"^(takes|acquire|expiry|deadline|process|wait-d|keep|fence-g|list-held|history-driver)")
+// Clocks runs the suite without and with the parameter clock.
+func Clocks(t *testing.T, harness func(t *testing.T, params string) conformance.Harness) {
+	for params, only := range map[string]func(clause string) bool{
+		"clock=false": nil,
+		"clock=true":  onTerms.MatchString,
+	} {
+		t.Run(params, func(t *testing.T) {
+			t.Parallel()
+			h := harness(t, params)
+			h.Only = only
+			conformance.Run(t, h)
+		})
+	}
+}
+
+// onTerms matches the clauses that a clock of the store may change.
+var onTerms = regexp.MustCompile(
+	"^(takes|acquire|expiry|deadline|process|wait-d|keep|fence-g|inspect|history-driver)")
 
 // Works opens a URL and takes a lock.
 func Works(t *testing.T, url string) {

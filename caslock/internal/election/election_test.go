@@ -42,10 +42,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, server: &fakekube.Server{}}
-	await.Must(t, w.server.Start(true))
-	t.Cleanup(func() { w.server.Stop() })
-	return w
+	return &world{t: t, server: fakekube.Serve(t)}
 }
 
 // enter checks that no other holds the Lease.
@@ -165,7 +162,7 @@ func TestHolderOfHasp(t *testing.T) {
 			} else {
 				// The holder loses the store, as one that is cut off. Its lease ends before client-go
 				// leads.
-				await.Must(t, w.server.Stop())
+				w.server.Stop()
 				<-l.Context().Done()
 				leave()
 				await.Must(t, w.server.Start(true))

@@ -16,11 +16,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
+
+	"github.com/hasplock/hasp/internal/await"
 )
 
 // Server is the fake. Its data survives Stop.
 type Server struct {
-	Addr string // set by the first Start, unless it is set before
+	Addr string // set by the first Start
 
 	mu       sync.Mutex // guards the fields below
 	revision int
@@ -28,16 +31,25 @@ type Server struct {
 	http     *http.Server
 }
 
+// New returns a server without data, whose ServeHTTP needs no Start.
+func New() *Server { return &Server{Addr: "127.0.0.1:0", objects: map[string]object{}} }
+
+// Serve starts a server that ends with the test.
+func Serve(t testing.TB) *Server {
+	t.Helper()
+	s := New()
+	await.Must(t, s.Start(true))
+	t.Cleanup(s.Stop)
+	return s
+}
+
 // Start starts the server. If data is false, the server has lost its data.
 func (s *Server) Start(data bool) error {
-	if s.Addr == "" {
-		s.Addr = "127.0.0.1:0"
-	}
 	l, err := net.Listen("tcp", s.Addr)
 	if err != nil {
 		return err
 	}
-	if !data || s.objects == nil {
+	if !data {
 		s.objects = map[string]object{}
 		s.revision = 0
 	}
@@ -48,7 +60,7 @@ func (s *Server) Start(data bool) error {
 }
 
 // Stop ends all connections.
-func (s *Server) Stop() error { return s.http.Close() }
+func (s *Server) Stop() { _ = s.http.Close() }
 
 // object is an object of the API in JSON.
 type object = map[string]any

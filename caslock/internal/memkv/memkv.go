@@ -126,7 +126,10 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 // Delete removes key, if it has this version.
 func (s *Store) Delete(ctx context.Context, key, version string) error {
 	_, err := s.call(ctx, "delete", func(Fault) (caslock.Entry, error) {
-		if s.entries[key].Version != version || version == "" {
+		if version == "" {
+			panic("a delete without a version")
+		}
+		if s.entries[key].Version != version {
 			return caslock.Entry{}, caslock.ErrConflict
 		}
 		s.set(key, caslock.Entry{})

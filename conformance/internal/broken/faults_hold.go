@@ -34,7 +34,7 @@ var holdFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.MaxTTL = time.Hour })},
 
 	{Name: "terms are cut short",
-		Clause: "expiry expiry-rounded deadline-in-time wait-deadline wait-seen", kind: waits,
+		Clause: "expiry expiry-rounded wait-deadline wait-seen", kind: waits,
 		spoil: func(d *driver) {
 			d.ttl = func(c backend.Claim) time.Duration { return c.TTL * 3 / 4 }
 		}},
@@ -62,7 +62,7 @@ var holdFaults = []Fault{
 			}
 		}},
 
-	{Name: "Renew needs the handle", Clause: "token-alone token-any-driver",
+	{Name: "Renew needs the handle", Clause: "token-any-driver",
 		spoil: spoils(givesHandles, onRenew.by(withoutHandle))},
 	{Name: "Renew shortens terms", Clause: "renew-never-shortens shared-terms", kind: waits,
 		spoil: onRenew.after(nil, func(x *command) { x.own().until = x.now.Add(x.c.TTL) })},
@@ -116,7 +116,7 @@ var holdFaults = []Fault{
 			s.count = func(last uint64, _ time.Time) uint64 { return max(last, 1) }
 		})},
 	{Name: "every hold has a fence, even if the claim asks for none",
-		Clause: "fence-when-asked", kind: waits,
+		Clause: "fence-grows", kind: waits,
 		spoil: onAcquire.asks(func(c *backend.Claim) { c.Fenced = true })},
 	{Name: "fences are lost in any restart", Clause: "fence-restart fence-data-loss", kind: waits,
 		spoil: changes(func(s *store) {
@@ -163,8 +163,9 @@ var holdFaults = []Fault{
 		Clause: "shared-wait shared-inspect shared-keep shared-wait-together", kind: waits,
 		spoil: onRelease.after(nil, func(x *command) { x.r.readers = nil })},
 	{Name: "a writer that waits is not served while readers come",
-		Clause: "shared-writer shared-writer-waits", kind: wakes,
-		spoil: onAcquire.asks(func(c *backend.Claim) { c.WillRetry = false })},
+		Clause: "shared-writer", kind: wakes, spoil: neverWaits},
+	{Name: "a writer that polls is not served while readers come",
+		Clause: "shared-writer", spoil: spoils(sharesToo, neverWaits)},
 	{Name: "a writer that is gone keeps readers out",
 		Clause: "shared-writer-gone leftovers-expired", kind: waits, spoil: placesStay},
 	{Name: "shared claims are obeyed, but Shared is not claimed",
@@ -177,6 +178,9 @@ var holdFaults = []Fault{
 			}
 		})},
 }
+
+// neverWaits lets the driver forget that the caller of an Acquire waits.
+var neverWaits = onAcquire.asks(func(c *backend.Claim) { c.WillRetry = false })
 
 // checkIsFree is a command that refuses a key that is held. It changes nothing.
 func checkIsFree(x *command) (uint64, error) {

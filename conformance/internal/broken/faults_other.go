@@ -16,7 +16,7 @@ import (
 var otherFaults = []Fault{
 	{Name: "Wait makes its attempt before it listens, and misses wake-ups",
 		Clause: "wait-woken", kind: waits, spoil: spoils(sleepsUntilTheEnd, watchesLate)},
-	{Name: "a hold by Wait cannot be renewed", Clause: "wait-free", kind: waits,
+	{Name: "a hold by Wait cannot be renewed", Clause: "wait-woken", kind: waits,
 		spoil: onRenew.inStore(func(x *command) (uint64, error) {
 			if _, ok := x.d.granted[x.c.Token]; !ok {
 				return 0, backend.ErrLost
@@ -68,7 +68,7 @@ var otherFaults = []Fault{
 		}},
 
 	{Name: "Ordered is claimed, but the last waiter is served first",
-		Clause: "order-of-arrival order-kept shared-order inspect-waiters", kind: orders,
+		Clause: "order-of-arrival shared-order inspect-waiters", kind: orders,
 		spoil: onWait.firstSends(func(x *command) (uint64, error) {
 			x.look() // joins the queue
 			slices.Reverse(x.r.queue)
@@ -86,7 +86,7 @@ var otherFaults = []Fault{
 		spoil: claims(func(t *backend.Traits) { t.Ordered = false })},
 
 	{Name: "Inspect and List return another owner",
-		Clause: "inspect-holder list-held list-foreign", kind: waits,
+		Clause: "inspect-holder list-foreign", kind: waits,
 		spoil: func(d *driver) {
 			d.inspect = func(ctx context.Context, key string) (backend.Status, error) {
 				st, err := d.soundInspect(ctx, key)
@@ -100,7 +100,7 @@ var otherFaults = []Fault{
 				}
 			})(d)
 		}},
-	{Name: "Break wakes no waiter", Clause: "break-wakes shared-break", kind: waits,
+	{Name: "Break wakes no waiter", Clause: "break-wakes break-frees", kind: waits,
 		spoil: spoils(sleepsUntilTheEnd, onBreak.inStore(func(x *command) (uint64, error) {
 			x.r.token = ""
 			return 0, nil
@@ -131,7 +131,7 @@ var otherFaults = []Fault{
 			d.send(ctx, backend.Claim{}, doNothing)
 			return next(ctx, prefix)
 		})},
-	{Name: "List ends without its error", Clause: "list-cancelled list-outage", kind: waits,
+	{Name: "List ends without its error", Clause: "list-cancelled link-outage", kind: waits,
 		spoil: yieldsBy(func(yield yield) yield {
 			return func(e backend.Entry, err error) bool { return err == nil && yield(e, nil) }
 		})},
