@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -150,19 +151,14 @@ func TestRenewalsInBulkHaveTheirOwnResults(t *testing.T) {
 		long.TTL = 3 * time.Minute
 		tr.each("2", hang)
 		defer tr.each("2", flow)
-		got := make([][]error, 4) // an element for each claim, because results come at the same time
+		got := slices.Repeat([]error{errNotAsked}, 4)
 		began := time.Now()
-		tr.Renew(tr.Context(), []backend.Claim{c, gone, half, long}, func(i int, _ backend.Grant, err error) { got[i] = append(got[i], err) })
+		tr.Renew(tr.Context(), []backend.Claim{c, gone, half, long}, func(i int, _ backend.Grant, err error) { got[i] = err })
 		tr.took("the batch", began, time.Second) // one of two that answer does not have one of them
-		for i, want := range []error{nil, backend.ErrLost, nil, backend.ErrInvalid} {
-			if len(got[i]) != 1 {
-				tr.Fatalf("claim %d has the results %v", i, got[i])
-			}
-			if i != 2 {
-				tr.wants(fmt.Sprint("claim ", i), got[i][0], want)
-			}
-		}
-		tr.isOutage("one has it, one does not, one hangs", got[2][0], "2")
+		tr.wants("renew", got[0], nil)
+		tr.wants("gone", got[1], backend.ErrLost)
+		tr.isOutage("one has it, one does not, one hangs", got[2], "2")
+		tr.wants("a long term", got[3], backend.ErrInvalid)
 	})
 }
 
@@ -176,73 +172,60 @@ func (tr trial) use(on string) {
 	synctest.Wait()
 }
 
-// leavesAlone uses the key for a second, and fails the test unless node 1, which lacks the record,
-// is asked for about one connection in probeEvery.
-func (tr trial) leavesAlone(on string) {
-	tr.Helper()
-	before := tr.vs[1].Dials.Load()
-	for range 1000 {
-		tr.use(on)
-		time.Sleep(time.Millisecond)
-	}
-	if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 { // go-redis may make two for a call
-		tr.Errorf("asked for %d connections in 1 s, want one in %v", n, probeEvery)
-	}
-}
-
-// While the others suffice, a node that refuses connections is asked once in
-// probeEvery, and costs nothing otherwise.
+// While the others suffice, a node that refuses connections, or accepts and closes each of them, is
+// asked for one connection in probeEvery, and costs nothing otherwise.
 func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
-	try(t, 5, func(tr trial) {
-		tr.each("13", (*redistest.VirtualServer).Kill)
-		tr.use("x-x-x") // its connections are found dead
-		tr.use("x-x-x") // it refuses new ones
-		tr.leavesAlone("x-x-x")
-
-		// Without a third node there is no quorum.
-		tr.vs[4].Kill()
-		var err error
-		for range 10 { // until it is known that the third one refuses, too
-			err = tr.ask(aClaim("k"))
-			tr.isOutage("without three of five", err, "134")
-		}
-		if n := strings.Count(fmt.Sprint(err), syscall.ECONNREFUSED.Error()); n != 3 {
-			tr.Errorf("%d of three are said to refuse: %v", n, err)
-		}
-		synctest.Wait()
-		tr.each("134", func(v *redistest.VirtualServer) { v.Start(true) })
-		time.Sleep(probeEvery)
-		for range 2 { // the nodes begin to wait, and then they have waited
-			for range 2 {
-				_ = tr.ask(aClaim("all are"))
-				synctest.Wait()
+	for text, row := range map[string]struct {
+		cut, mend func(v *redistest.VirtualServer)
+	}{
+		syscall.ECONNREFUSED.Error(): {(*redistest.VirtualServer).Kill, func(v *redistest.VirtualServer) { v.Start(true) }},
+		"":                           {down, up},
+	} {
+		three(t, func(tr trial) {
+			tr.Log(text)
+			tr.each("1", row.cut)
+			n := tr.m.nodes[1]
+			suspect := func() bool {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				return n.suspicionLocked() != nil
 			}
-			time.Sleep(absence)
-		}
-		tr.use("xxxxx")
-	})
-}
+			for !suspect() { // a use need not ask all nodes
+				tr.use("x-x")
+			}
+			before := tr.vs[1].Dials.Load()
+			for range 1000 {
+				tr.use("x-x")
+				time.Sleep(time.Millisecond)
+			}
+			if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 { // go-redis may make two for a call
+				tr.Errorf("asked for %d connections in 1 s, want one in %v", n, probeEvery)
+			}
 
-// A node that accepts connections and closes each of them is left alone like one
-// that refuses them, and is used again once it answers.
-func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
-	three(t, func(tr trial) {
-		tr.each("1", down)
-		suspect := func(n *node) bool {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			return n.suspicionLocked() != nil
-		}
-		for !suspect(tr.m.nodes[1]) { // a use need not ask all nodes
-			tr.use("x-x")
-		}
-		tr.leavesAlone("x-x")
-
-		tr.each("1", up)
-		time.Sleep(probeEvery)
-		tr.use("xxx")
-		tr.use("xxx") // the node stays
-	})
+			// Without a second node there is no quorum.
+			tr.each("2", row.cut)
+			var err error
+			for range 10 { // until it is known that the second one refuses, too
+				err = tr.ask(aClaim("k"))
+				tr.isOutage("without two of three", err, "12")
+			}
+			if n := strings.Count(fmt.Sprint(err), text); text != "" && n != 2 {
+				tr.Errorf("%d of two are said to refuse: %v", n, err)
+			}
+			synctest.Wait()
+			tr.each("12", row.mend)
+			time.Sleep(probeEvery)
+			for range 2 { // the nodes begin to wait, and then they have waited
+				for range 2 {
+					_ = tr.ask(aClaim("all are"))
+					synctest.Wait()
+				}
+				time.Sleep(absence)
+			}
+			tr.use("xxx")
+			tr.use("xxx") // they stay
+		})
+	}
 }
 
 // A node that hangs does not delay what the other nodes decide, also when it is asked whether it is

@@ -3,13 +3,11 @@ package redlock
 import (
 	"context"
 	"fmt"
-	"net"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,7 +15,6 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -326,17 +323,12 @@ func TestAReplicaDoesNotVoteByACopyOfTheMark(t *testing.T) {
 // The same with hasp's own connections, which ask once for the run of their server.
 func TestAReplicaDoesNotVoteOverANewConnection(t *testing.T) {
 	nodes := redistest.StartNodes(t, 3, nil)
-	replica := redistest.Start(t, &redistest.Options{Own: true})
-	var server atomic.Pointer[redistest.Server] // to which the address leads
-	server.Store(nodes.Servers[0])
-	first := await.Value(faultproxy.Listen(func() (net.Conn, error) { return net.Dial("tcp", server.Load().Addr) }))
-	t.Cleanup(first.Close)
 	c := aClaim("w")
 	c.TTL, c.Timeout = longTerm, 20*time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), c.Timeout)
 	defer cancel()
 	b := caller{t, await.Value(openConfig(ctx, hasp.Config{
-		Nodes:  []string{strings.Replace(nodes.URL(), nodes.Proxies[0].Addr(), first.Addr(), 1)},
+		Nodes:  []string{nodes.URL()},
 		Params: map[string]string{"max_ttl": longTerm.String()},
 	})).(*driver)}
 	t.Cleanup(func() { b.Close() })
@@ -347,10 +339,11 @@ func TestAReplicaDoesNotVoteOverANewConnection(t *testing.T) {
 	drives(t, nodes.Clients(), nil).acquire(c)
 	nodes.Proxies[2].Up()
 	nodes.Proxies[1].Down()
-	mark := nodes.Servers[0].Client().Get(t.Context(), markKey).Val()
-	replica.Client().Set(t.Context(), markKey, mark, 0)
-	server.Store(replica)
-	first.Cut()
+	replica := nodes.Servers[0] // which begins as the server of which it has the mark
+	mark := replica.Client().Get(t.Context(), markKey).Val()
+	replica.Kill()
+	replica.Restart()
+	await.Must(t, replica.Client().Set(t.Context(), markKey, mark, 0).Err())
 	for range 8 {
 		c.Token += "-"
 		if b.ask(c) == nil {
