@@ -34,9 +34,7 @@ func newCrowd(t *testing.T, nodes, clients int) *crowd {
 		cr.acquire(aClaim(fmt.Sprint("its-own", i)))
 	}
 	c.caller = c.callers[0]
-	for _, v := range c.vs {
-		v.Proxy.Delay(trip)
-	}
+	c.each("01234"[:nodes], delay(trip))
 	return c
 }
 
@@ -236,13 +234,13 @@ func (w *aWait) took() time.Duration {
 func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 	const timeout = 9 * time.Second
 	for _, c := range []struct {
-		nodes   string
-		disturb func(v *redistest.VirtualServer)
-		most    time.Duration // how long the Wait may go on
+		nodes string
+		how   disturb
+		most  time.Duration // how long the Wait may go on
 	}{
-		{nodes: "012", disturb: hang, most: 2*lookEvery + timeout/3}, // all nodes are asked within 2*lookEvery
-		{nodes: "12", disturb: hang, most: 2*lookEvery + timeout/3},  // the lead may still answer
-		{nodes: "012", disturb: down, most: lookEvery},
+		{nodes: "012", how: hang, most: 2*lookEvery + timeout/3}, // all nodes are asked within 2*lookEvery
+		{nodes: "12", how: hang, most: 2*lookEvery + timeout/3},  // the lead may still answer
+		{nodes: "012", how: down, most: lookEvery},
 	} {
 		three(t, func(tr trial) {
 			holder, waiter := aClaim("k"), aClaim("k")
@@ -253,7 +251,7 @@ func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 			waiter.Timeout = timeout
 			w := tr.startWait(ctx, waiter)
 			time.Sleep(3 * time.Second)
-			tr.each(c.nodes, c.disturb)
+			tr.each(c.nodes, c.how)
 			began := time.Now()
 			time.AfterFunc(c.most, cancel)
 			<-w.done

@@ -28,6 +28,11 @@ type caller struct {
 	*driver
 }
 
+type server = redistest.VirtualServer
+
+// disturb does something to a node.
+type disturb func(v *server)
+
 // trial is a set of nodes in virtual time, and a caller that reaches them through their proxies.
 type trial struct {
 	caller
@@ -255,7 +260,7 @@ func (tr trial) left(c backend.Claim, least, most time.Duration) {
 }
 
 // each runs f for the nodes that which lists, from 0 on.
-func (tr trial) each(which string, f func(v *redistest.VirtualServer)) {
+func (tr trial) each(which string, f disturb) {
 	for _, c := range which {
 		f(tr.vs[c-'0'])
 	}
@@ -264,7 +269,7 @@ func (tr trial) each(which string, f func(v *redistest.VirtualServer)) {
 // put writes a record of a key to the nodes that which lists, for ttl.
 func (tr trial) put(which, key, record string, ttl time.Duration) {
 	tr.Helper()
-	tr.each(which, func(v *redistest.VirtualServer) {
+	tr.each(which, func(v *server) {
 		await.Must(tr, v.Mini.Set(key, record))
 		v.Mini.SetTTL(key, ttl)
 	})
@@ -273,37 +278,48 @@ func (tr trial) put(which, key, record string, ttl time.Duration) {
 // elsewhere stores another program's value under the key.
 func (tr trial) elsewhere(which, key string) {
 	tr.Helper()
-	tr.each(which, func(v *redistest.VirtualServer) { await.Must(tr, v.Mini.Set(key, "another")) })
+	tr.each(which, func(v *server) { await.Must(tr, v.Mini.Set(key, "another")) })
 }
 
 // lose deletes the key.
 func (tr trial) lose(which, key string) {
-	tr.each(which, func(v *redistest.VirtualServer) { v.Mini.Del(key) })
+	tr.each(which, func(v *server) { v.Mini.Del(key) })
 }
 
 // happened stops the test if a fault of a node has not happened.
 func (tr trial) happened(which, what string) {
 	tr.Helper()
 	synctest.Wait()
-	tr.each(which, func(v *redistest.VirtualServer) {
+	tr.each(which, func(v *server) {
 		if v.Proxy.Pending() > 0 {
 			tr.Fatalf("%s: the fault has not happened", what)
 		}
 	})
 }
 
+// fail makes a fault happen to the next command that matches.
+func (tr trial) fail(which, match string, f faultproxy.Fault) {
+	tr.each(which, func(v *server) { v.Proxy.Fail(match, f) })
+}
+
+// holdNext holds the next command that matches, for a while.
+func (tr trial) holdNext(which, match string, d time.Duration) {
+	tr.fail(which, match, faultproxy.HoldRequest)
+	time.AfterFunc(d, func() { tr.each(which, func(v *server) { v.Proxy.Release() }) })
+}
+
 // These disturb a node, or end that.
 var (
-	down  = func(v *redistest.VirtualServer) { v.Proxy.Down() }
-	up    = func(v *redistest.VirtualServer) { v.Proxy.Up() }
-	hang  = func(v *redistest.VirtualServer) { v.Proxy.Stall() }
-	flow  = func(v *redistest.VirtualServer) { v.Proxy.Flow() }
-	empty = func(v *redistest.VirtualServer) { v.Mini.FlushAll() }
+	down  = func(v *server) { v.Proxy.Down() }
+	up    = func(v *server) { v.Proxy.Up() }
+	hang  = func(v *server) { v.Proxy.Stall() }
+	flow  = func(v *server) { v.Proxy.Flow() }
+	empty = func(v *server) { v.Mini.FlushAll() }
 )
 
 // delay makes the answers of a node late.
-func delay(d time.Duration) func(v *redistest.VirtualServer) {
-	return func(v *redistest.VirtualServer) { v.Proxy.Delay(d) }
+func delay(d time.Duration) disturb {
+	return func(v *server) { v.Proxy.Delay(d) }
 }
 
 // running returns the goroutines of this package in the caller's bubble that have not ended, without
@@ -361,12 +377,6 @@ func TestAnImpossibleQuorumIsAnOutageAtOnce(t *testing.T) {
 	}
 }
 
-// holdNext makes the proxy hold the next command that matches, for a while.
-func holdNext(p *faultproxy.Proxy, match string, d time.Duration) {
-	p.Fail(match, faultproxy.HoldRequest)
-	time.AfterFunc(d, p.Release)
-}
-
 // Of a term of 1 s a hundredth and 2 ms are not trusted. A quorum that comes after the
 // rest has passed is an error, and its records are released. A fence takes another round trip,
 // after which the term may be over.
@@ -378,13 +388,11 @@ func TestGrantAfterItsTermIsAnError(t *testing.T) {
 				c := kind("k")
 				tr.Log(after, c.Fenced)
 				c.TTL, c.Timeout = time.Second, 3*time.Second
-				for _, v := range tr.vs[1:] {
-					if c.Fenced {
-						holdNext(v.Proxy, "3 k "+markKey, after)
-					} else {
-						v.Proxy.Stall()
-						time.AfterFunc(after, v.Proxy.Flow)
-					}
+				if c.Fenced {
+					tr.holdNext("12", "3 k "+markKey, after)
+				} else {
+					tr.each("12", hang)
+					time.AfterFunc(after, func() { tr.each("12", flow) })
 				}
 				began := time.Now()
 				err := tr.ask(c)
@@ -412,7 +420,7 @@ func TestLostReplies(t *testing.T) {
 					// check makes a call whose replies are lost.
 					check := func(what string, c backend.Claim, call func() error) {
 						tr.Helper()
-						tr.each(which, func(v *redistest.VirtualServer) { v.Proxy.Fail(c.Token, fault) })
+						tr.fail(which, c.Token, fault)
 						if err := call(); which == "1" {
 							tr.wants(what, err, nil)
 						} else {
@@ -458,12 +466,12 @@ func TestReleaseAfterASplitVoteIsLost(t *testing.T) {
 		tr.elsewhere("01", "k")
 		tr.each("01", delay(time.Millisecond)) // they refuse when the others have voted
 		tr.vs[4].Kill()
-		tr.each("23", func(v *redistest.VirtualServer) { v.Proxy.Fail("waits:k "+c.Token, faultproxy.HoldRequest) })
+		tr.fail("23", "waits:k "+c.Token, faultproxy.HoldRequest)
 		tr.refused(c)
 		tr.happened("23", "the release of a vote")
 		tr.releasesNothing(c)
 		tr.lost(c)
 		tr.want(c, "??xx-") // the votes
-		tr.each("23", func(v *redistest.VirtualServer) { v.Proxy.Release() })
+		tr.each("23", func(v *server) { v.Proxy.Release() })
 	})
 }

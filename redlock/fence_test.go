@@ -12,7 +12,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // Holders follow one another, each with a random majority of nodes whose clocks are set.
@@ -131,11 +130,11 @@ func TestAFenceCountsOnlyWhereItsHolderHasTheKey(t *testing.T) {
 		a, b := tr.another(), tr.another()
 		ca, cb := aFenced("k"), aFenced("k")
 		ca.Timeout = 5 * time.Second
-		tr.each("12", func(v *redistest.VirtualServer) { v.Proxy.Fail("mark "+ca.Token, faultproxy.HoldRequest) })
+		tr.fail("12", "mark "+ca.Token, faultproxy.HoldRequest)
 		granted := make(chan error, 1)
 		go func() { granted <- a.ask(ca) }()
 		synctest.Wait()
-		tr.vs[1].Proxy.Fail("k "+markKey+" "+counter+" "+cb.Token, faultproxy.LoseRequest)
+		tr.fail("1", "k "+markKey+" "+counter+" "+cb.Token, faultproxy.LoseRequest)
 		tr.isUnclear(b.ask(cb)) // B, whose fence only one of its nodes knows
 		tr.happened("1", "B raises its fence")
 		time.Sleep(time.Second)
@@ -153,13 +152,13 @@ func TestAFenceIsWrittenAfterALateVote(t *testing.T) {
 			const late = 100 * time.Millisecond
 			n := tr.m.nodes[2]
 			if known {
-				holdNext(tr.vs[2].Proxy, "mark "+c.Token, late)
+				tr.holdNext("2", "mark "+c.Token, late)
 			} else {
 				n.standing.Store(nil)
 				n.turn <- struct{}{}
 				time.AfterFunc(late, func() { <-n.turn })
 			}
-			tr.vs[1].Proxy.Fail("k "+markKey+" "+counter+" "+c.Token, faultproxy.LoseRequest)
+			tr.fail("1", "k "+markKey+" "+counter+" "+c.Token, faultproxy.LoseRequest)
 			tr.acquire(c)
 		})
 	}

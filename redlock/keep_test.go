@@ -69,18 +69,3 @@ func TestKeepThatAMinorityMisses(t *testing.T) {
 		})
 	}
 }
-
-// MaxTTL bounds the terms of holds. A key may be kept for longer after its release.
-func TestKeepAboveMaxTTL(t *testing.T) {
-	const keep = 12 * time.Hour
-	fresh(t, 3, &Options{MaxTTL: time.Minute}, func(tr trial) {
-		c := aClaim("k")
-		tr.acquire(c)
-		c = strategytest.Kept(c, keep)
-		tr.release(c)
-		time.Sleep(keep - time.Second)
-		tr.keeps(c)
-		time.Sleep(time.Second + 10*time.Millisecond)
-		tr.acquire(aClaim("k"))
-	})
-}

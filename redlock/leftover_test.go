@@ -11,7 +11,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
 
@@ -96,7 +95,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 // follow, because they do not ask the nodes. When the nodes answer again, the records are released.
 func TestAnOutageLeavesFewGoroutines(t *testing.T) {
 	three(t, func(tr trial) {
-		tr.each("012", func(v *redistest.VirtualServer) { v.Proxy.StallReplies() })
+		tr.each("012", func(v *server) { v.Proxy.StallReplies() })
 		attempts := func(n int) {
 			var wg sync.WaitGroup
 			for i := range n {

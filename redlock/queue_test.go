@@ -12,7 +12,6 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // line is waiters of one key that arrive one after another, each with a driver of its
@@ -68,18 +67,9 @@ func (l *line) serve(least, most time.Duration, order ...int) {
 	}
 }
 
-// queues puts a waiter that has died into the queue of each node.
-func (l *line) queues(arrived time.Time) {
-	keys := keysOf("k")[1:]
-	for _, v := range l.vs {
-		await.Value(v.Mini.ZAdd(keys[0], float64(arrived.UnixMilli()), "dead"))
-		await.Value(v.Mini.ZAdd(keys[1], float64(time.Now().UnixMilli()), "dead"))
-	}
-}
-
 // Waiters keep their order if the lead dies, hangs, is emptied or becomes slow.
 func TestWaitersGetTheKeyInOrder(t *testing.T) {
-	for name, spoil := range map[string]func(v *redistest.VirtualServer){
+	for name, spoil := range map[string]disturb{
 		"all well":            flow,
 		"the lead dies":       down,
 		"the lead hangs":      hang,
@@ -129,22 +119,16 @@ func TestAWaiterThatLeavesAfterTheReleaseWakesTheNext(t *testing.T) {
 	})
 }
 
-// A waiter that has died keeps the others from the key for a second, and until one of them looks
-// again.
-func TestADeadWaiterCountsAsGone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLine(t, 3, 2)
-		l.queues(time.Now().Add(-time.Minute))
-		l.serve(time.Second/2, time.Second+laterEvery+50*time.Millisecond, 1, 2)
-	})
-}
-
 // A free key is not refused for the place of a waiter that does not take it.
 func TestAcquireDoesNotWaitForADeadWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLine(t, 3, 0)
 		l.refused(aClaim("k")) // so the next one asks the lead first
-		l.queues(time.Now())
+		now := float64(time.Now().UnixMilli())
+		l.each("012", func(v *server) {
+			await.Value(v.Mini.ZAdd(keysOf("k")[1], now, "dead"))
+			await.Value(v.Mini.ZAdd(keysOf("k")[2], now, "dead"))
+		})
 		l.serve(0, trip)
 		time.Sleep(10 * trip) // until the lead has released it as well
 		began := time.Now()
@@ -188,24 +172,4 @@ func TestAcquireLetsWaitersPass(t *testing.T) {
 			l.acquire(aClaim("k")) // nobody waits any more
 		}
 	})
-}
-
-// If another value has a key of the queue, all waiters get the lock, and the value stays.
-func TestWaitersWithoutAQueue(t *testing.T) {
-	for _, key := range keysOf("k")[1:3] {
-		synctest.Test(t, func(t *testing.T) {
-			l := newLine(t, 3, 4)
-			l.lose("012", key)
-			l.elsewhere("012", key)
-			l.release(l.holder)
-			began := time.Now()
-			l.wg.Wait()
-			if took := time.Since(began); took > time.Second || len(l.served) != 4 {
-				t.Errorf("served %v after %v", l.served, took)
-			}
-			for _, v := range l.vs {
-				v.Mini.CheckGet(t, key, "another")
-			}
-		})
-	}
 }

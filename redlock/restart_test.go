@@ -66,10 +66,10 @@ func (cr caller) findsDeadConnections() {
 }
 
 // amnesia lists the events that make a node forget its votes.
-var amnesia = map[string]func(v *redistest.VirtualServer){
-	"restarted empty":                         func(v *redistest.VirtualServer) { v.Restart(false) },
-	"restarted with what it had written down": func(v *redistest.VirtualServer) { v.Mini.Del("k"); v.Restart(true) },
-	"flushed": func(v *redistest.VirtualServer) { v.Mini.FlushAll() },
+var amnesia = map[string]disturb{
+	"restarted empty":                         func(v *server) { v.Restart(false) },
+	"restarted with what it had written down": func(v *server) { v.Mini.Del("k"); v.Restart(true) },
+	"flushed": func(v *server) { v.Mini.FlushAll() },
 }
 
 // A holds with the votes of two of three nodes. One of the two forgets, and the other
@@ -187,10 +187,10 @@ func TestNewSetVotesAtOnce(t *testing.T) {
 }
 
 // away lists the ways in which a node may not answer.
-var away = map[string]func(*redistest.VirtualServer){"hangs": hang, "is down": down}
+var away = map[string]disturb{"hangs": hang, "is down": down}
 
 // back ends both.
-func back(v *redistest.VirtualServer) { v.Proxy.Flow(); v.Proxy.Up() }
+func back(v *server) { v.Proxy.Flow(); v.Proxy.Up() }
 
 // A set without marks is new even if a minority of it is away. It is not known
 // which data the minority has when it comes back, so the minority waits.

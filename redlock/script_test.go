@@ -24,7 +24,7 @@ var scriptsOf = map[string][2]string{
 	"repair":  {"clock repair", "k"},
 	"inspect": {"inspect", "k fence"},
 	"break":   {"clock turns break", "k turns looks waits"},
-	"mark":    {"mark", "mark"},
+	"mark":    {"clock mark", "mark"},
 }
 
 // Every branch of the scripts gives the reply that its header names.
@@ -124,6 +124,7 @@ func recordScripts() map[string][][4]string {
 			{"lead: free, the first is gone", "zadd turns @-5000 she; zadd looks @-1100 she; set waits 1", `\[1 .*\]`, "exists turns = 0"},
 			{"lead: free, a look in the future", "zadd turns @-5000 she; zadd looks @90000 she; set waits 1", `\[1 .*\]`, "exists looks = 0"},
 			{"lead: the queue is a list", "lpush turns 1", `\[1 .*\]`, "type turns = list"},
+			{"lead: looks are a list", "lpush looks 1; set k other", `\[0  1\]`, "type looks = list"},
 			{"lead: no right to a queue", "zadd turns @-500 she; zadd looks @-200 she; set waits 1; acl setuser default -zrange", `\[1 .*\]`, "get k = token-of-a-claim#me"},
 		},
 		"lead token-of-a-claim#me 5000 9000 me 0": {
@@ -173,6 +174,7 @@ func recordScripts() map[string][][4]string {
 			{"release: no number of an attempt", "set k token-of-a-claim~#me px 1000", "0", "exists k = 1"},
 			{"release: half a number of an attempt", "set k token-of-a-claim~2x#me px 1000", "0", "exists k = 1"},
 			{"release: no owner", "set k token-of-a-claim~2 px 1000", "0", "exists k = 1"},
+			{"release: the queue is a list", "lpush turns 1; set waits 1; set k token-of-a-claim#me", "1", "exists k = 0"},
 			{"release: free", "", "0", ""},
 			{"release: a list", "lpush k 1", "0", "exists k = 1"},
 			{"release: cannot be read", "set k token-of-a-claim#me; acl setuser default -getrange -mget", denied, "exists k = 1"},

@@ -7,11 +7,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // spoilMark makes a node answer with an error if its mark is read.
-func spoilMark(v *redistest.VirtualServer) {
+func spoilMark(v *server) {
 	v.Mini.Del(markKey)
 	_, _ = v.Mini.Lpush(markKey, "no mark")
 }
@@ -24,7 +23,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		c := aClaim("k")
 		tr.elsewhere("01", "k")
 		tr.each("01", delay(time.Millisecond)) // they refuse when node 3 has been asked
-		tr.vs[2].Proxy.Fail(c.Token, faultproxy.HoldRequest)
+		tr.fail("2", c.Token, faultproxy.HoldRequest)
 		tr.wants("the first attempt", tr.tryOnce(c, 0, noLead), backend.ErrHeld)
 		tr.happened("2", "the late vote")
 		tr.lose("01", "k")
@@ -32,7 +31,7 @@ func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
 		tr.wants("the second attempt", tr.tryOnce(c, 1, noLead), nil)
 		tr.want(c, "xxx") // held
 
-		tr.vs[0].Proxy.Fail(c.Token, faultproxy.HoldRequest)
+		tr.fail("0", c.Token, faultproxy.HoldRequest)
 		tr.release(c)
 		tr.want(c, "x--")                         // released
 		tr.each("2", delay(200*time.Millisecond)) // until then the late vote is not released
