@@ -3,7 +3,7 @@ package redlock
 import (
 	"cmp"
 	"fmt"
-	"maps"
+	"math"
 	"regexp"
 	"strconv"
 	"strings"
@@ -31,23 +31,24 @@ var scriptsOf = map[string][2]string{
 func TestScripts(t *testing.T) {
 	s := redistest.Start(t, &redistest.Options{Own: true, Real: true})
 	rdb := s.Client()
-	info := await.Value(rdb.Info(t.Context(), "server").Result())
-	relative := regexp.MustCompile(`@-?\d+`)
+	server := runOf(rdb.Info(t.Context(), "server").Val())
+	relative, absolute := regexp.MustCompile(`@-?\d+`), regexp.MustCompile(`\b\d{13}\b`)
 
 	// run runs a script, whose name comes before its arguments, on a server without data. It returns
 	// what is wrong. A case is a name, the commands before the script, a regular expression for the
 	// whole reply, as fmt prints it, and commands after the script, each with an expression for its
-	// reply. @-500 is the time half a second ago, in ms. In a command, _ is a space in a field. An
-	// argument - is empty.
+	// reply. In a command, @-500 is the time half a second ago, in ms, _ is a space in a field, and a
+	// field - is empty. In a reply, @-500 is about 500 s ago, and @-500! is exactly that. RUN is the
+	// server's run.
 	run := func(t *testing.T, script string, c [4]string) (wrong []string) {
 		now := time.Now().UnixMilli()
 		timed := func(at string) string {
-			ago, _ := strconv.ParseInt(at[1:], 10, 64)
-			return strconv.FormatInt(now+ago, 10)
+			return fmt.Sprint(now + await.Value(strconv.ParseInt(at[1:], 10, 64)))
 		}
 		// do sends a command, of which the first fields may be given alone.
 		do := func(command string, first ...any) any {
-			for _, field := range strings.Fields(relative.ReplaceAllStringFunc(command, timed)) {
+			command = strings.ReplaceAll(relative.ReplaceAllStringFunc(command, timed), "RUN", server)
+			for _, field := range strings.Fields(command) {
 				if field == "-" {
 					field = ""
 				}
@@ -59,8 +60,17 @@ func TestScripts(t *testing.T) {
 			}
 			return reply
 		}
+		since := func(at string) string {
+			ms := await.Value(strconv.ParseInt(at, 10, 64)) - now
+			text := fmt.Sprint("@", 100*int(math.Round(float64(ms)/100_000)))
+			if ms%100_000 == 0 {
+				text += "!"
+			}
+			return text
+		}
 		check := func(what string, got any, want string) {
-			if text := fmt.Sprint(got); !regexp.MustCompile("(?s)^" + want + "$").MatchString(text) {
+			text := absolute.ReplaceAllStringFunc(strings.ReplaceAll(fmt.Sprint(got), server, "RUN"), since)
+			if !regexp.MustCompile("(?s)^" + want + "$").MatchString(text) {
 				wrong = append(wrong, fmt.Sprintf("%s: got %q, want %s", what, text, want))
 			}
 		}
@@ -84,9 +94,7 @@ func TestScripts(t *testing.T) {
 		return wrong
 	}
 
-	all := recordScripts()
-	maps.Copy(all, markScripts(runOf(info), time.Now()))
-	for script, cases := range all {
+	for script, cases := range scriptCases() {
 		for _, c := range cases {
 			t.Run(c[0], func(t *testing.T) {
 				await.Undisturbed(t, 200*time.Millisecond, func() { rdb.Ping(t.Context()) }, func() string { return strings.Join(run(t, script, c), "; ") })
@@ -95,8 +103,9 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// recordScripts are the runs of the scripts for records and fences.
-func recordScripts() map[string][][4]string {
+// scriptCases has the cases of each script with its arguments. For marks, the longest term is 1000 s, so
+// the times differ by more than a test takes.
+func scriptCases() map[string][][4]string {
 	const denied = `.*(NOPERM|can't run this command|ACL failure in script).*` // by version of the server
 	return map[string][][4]string{
 		"acquire token-of-a-claim#me 5000 -": {
@@ -142,29 +151,29 @@ func recordScripts() map[string][][4]string {
 			{"leave: nobody", "", "1", ""},
 		},
 		"renew token-of-a-claim# - 5 9000": {
-			{"raise: first", "set k token-of-a-claim#me", `\[1  \d{13}\]`, "get fence = 5"},
-			{"raise: a mark", "set k token-of-a-claim#me; set mark run_0_1000", `\[1 run 0 1000 \d{13}\]`, "get fence = 5"},
-			{"raise: higher", "set k token-of-a-claim#me; set fence 4", `\[1  \d{13}\]`, "get fence = 5"},
-			{"raise: never lower", "set k token-of-a-claim#me; set fence 6", `\[1  \d{13}\]`, `get fence = 6; pttl fence = [89]\d\d\d`},
-			{"raise: the term of the hold stays", "set k token-of-a-claim#me px 1000", `\[1  \d{13}\]`, `pttl k = \d{1,3}|1000`},
-			{"raise: no record", "", `\[0  \d{13}\]`, "get fence = 5"},
+			{"raise: first", "set k token-of-a-claim#me", `\[1  @0!?\]`, "get fence = 5"},
+			{"raise: a mark", "set k token-of-a-claim#me; set mark run_0_1000", `\[1 run 0 1000 @0!?\]`, "get fence = 5"},
+			{"raise: higher", "set k token-of-a-claim#me; set fence 4", `\[1  @0!?\]`, "get fence = 5"},
+			{"raise: never lower", "set k token-of-a-claim#me; set fence 6", `\[1  @0!?\]`, `get fence = 6; pttl fence = [89]\d\d\d`},
+			{"raise: the term of the hold stays", "set k token-of-a-claim#me px 1000", `\[1  @0!?\]`, `pttl k = \d{1,3}|1000`},
+			{"raise: no record", "", `\[0  @0!?\]`, "get fence = 5"},
 			{"raise: counter is no number", "set fence x", `\[-1\]`, "get fence = x"},
 			{"raise: counter is a list", "lpush fence 1", `\[-1\]`, ""},
 			{"raise: counter cannot be read", "acl setuser default -getrange", denied, "exists fence = 0"},
 		},
 		"renew token-of-a-claim# 5000 - 9000": {
-			{"renew: longer", "set k token-of-a-claim#me px 1000", `\[1  \d{13}\]`, `pttl k = [45]\d\d\d`},
-			{"renew: never shorter", "set k token-of-a-claim#me px 90000; set mark m", `\[1 m \d{13}\]`, `pttl k = [89]\d{4}`},
-			{"renew: without an end", "set k token-of-a-claim#me", `\[1  \d{13}\]`, "pttl k = -1"},
-			{"renew: kept", "set k kept-token-of-a-claim#me px 2000", `\[0  \d{13}\]`, `pttl k = [12]\d\d\d`},
-			{"renew: the lock is a list", "lpush k 1", `\[0  \d{13}\]`, ""},
+			{"renew: longer", "set k token-of-a-claim#me px 1000", `\[1  @0!?\]`, `pttl k = [45]\d\d\d`},
+			{"renew: never shorter", "set k token-of-a-claim#me px 90000; set mark m", `\[1 m @0!?\]`, `pttl k = [89]\d{4}`},
+			{"renew: without an end", "set k token-of-a-claim#me", `\[1  @0!?\]`, "pttl k = -1"},
+			{"renew: kept", "set k kept-token-of-a-claim#me px 2000", `\[0  @0!?\]`, `pttl k = [12]\d\d\d`},
+			{"renew: the lock is a list", "lpush k 1", `\[0  @0!?\]`, ""},
 			{"renew: cannot be read", "set k token-of-a-claim#me; acl setuser default -getrange", denied, ""},
 		},
 		"renew token-of-a-claim# 5000 5 9000": {
-			{"renew: gone, fence stays", "", `\[0  \d{13}\]`, "get fence = 5"},
-			{"renew: fence is higher", "set fence 6", `\[0  \d{13}\]`, `get fence = 6; pttl fence = [89]\d\d\d`},
-			{"renew: counter is no number", "set fence x", `\[0  \d{13}\]`, "get fence = x"},
-			{"renew: counter is a list", "lpush fence 1", `\[0  \d{13}\]`, "type fence = list"},
+			{"renew: gone, fence stays", "", `\[0  @0!?\]`, "get fence = 5"},
+			{"renew: fence is higher", "set fence 6", `\[0  @0!?\]`, `get fence = 6; pttl fence = [89]\d\d\d`},
+			{"renew: counter is no number", "set fence x", `\[0  @0!?\]`, "get fence = x"},
+			{"renew: counter is a list", "lpush fence 1", `\[0  @0!?\]`, "type fence = list"},
 		},
 		"release token-of-a-claim channel token-of-a-claim -": {
 			{"release", "set k token-of-a-claim#me", "1", "exists k = 0"},
@@ -214,55 +223,34 @@ func recordScripts() map[string][][4]string {
 			{"break: free", "", "0", ""},
 			{"break: cannot publish", "set k other; acl setuser default -publish", "1", "exists k = 0"},
 		},
-	}
-}
 
-// markScripts are the runs of mark.lua on the server of that run. The longest term is
-// 1000 s, so the times differ by more than a test takes.
-func markScripts(run string, now time.Time) map[string][][4]string {
-	ms := func(seconds int) string { return fmt.Sprint(now.UnixMilli() + int64(seconds)*1000) }
-	// about matches a time from seconds to 99 s later.
-	about := func(seconds int) string {
-		from := now.Unix() + int64(seconds)
-		var all []string
-		for s := from; s < from+99; s++ {
-			all = append(all, fmt.Sprint(s))
-		}
-		return "(" + strings.Join(all, "|") + `)\d{3}`
-	}
-	// keeps expects that the reply has the mark, and that the node keeps it.
-	keeps := func(name, before, mark string) [4]string {
-		return [4]string{"mark: " + name, before, `\[` + mark + " " + run + ` \d{13}\]`, "get mark = " + mark}
-	}
-	past := ms(-500)
-	waits := run + " " + about(1000) + " 1000000"
-	cases := [][4]string{
-		keeps("none", "", waits),
-		keeps("not of hasp", "set mark x", waits),
-		keeps("of another run", "set mark other_0_3000000", run+" "+about(3000)+" 3000000"),
-		keeps("no right to all of INFO", "acl setuser default -info +info|server", waits),
-		{"mark: evicts", "config set maxmemory 90mb; config set maxmemory-policy volatile-lru", ".*may evict.*", "config set maxmemory-policy noeviction = OK"},
-		{"mark: a replica", "config set replica-read-only no; replicaof 127.0.0.1 1", ".*is a replica.*", "replicaof no one = OK"},
-		{"mark: has no end", "set mark " + run + "_0_1000000 px 5000", `\[.*\]`, "pttl mark = -1"},
-	}
-	for _, c := range [][4]string{ // the name, what the old mark has after its run, and what the new one has
-		{"kept", past + " 1000000", past + " 1000000"},
-		{"kept, waiting", ms(300) + " 1000000", ms(300) + " 1000000"},
-		{"kept, a longer term since", ms(300) + " 500000", ms(800) + " 1000000"},
-		{"kept, no longer waiting, a longer term since", past + " 500000", ms(0) + " 1000000"},
-		{"kept, votes, a longer term since", "0 500000", "0 1000000"},
-		{"kept, names a longer term", ms(300) + " 3000000", ms(300) + " 3000000"},
-		{"kept, the clock was ahead", ms(9000) + " 1000000", about(1000) + " 1000000"},
-	} {
-		old := strings.ReplaceAll(run+" "+c[1], " ", "_")
-		cases = append(cases, keeps(c[0], "set mark "+old, run+" "+c[2]))
-	}
-	return map[string][][4]string{
-		"mark 1000000 - 0":     cases,
-		"mark 1000000 - 0 0 1": {{"mark: may evict", cases[4][1], `\[.*\]`, cases[4][3]}},
-
-		"mark 1000000 " + run + " " + ms(500): {keeps("new set", "", run+" 0 1000000")},
-		"mark 1000000 " + run + " " + past:    {keeps("new set, too late", "", waits)},
-		"mark 1000000 other " + ms(500):       {keeps("new set, another run", "", waits)},
+		"mark 1000000 - 0": {
+			{"mark: none", "", `\[RUN @1000!? 1000000 RUN @0!?\]`, "get mark = RUN @1000!? 1000000"},
+			{"mark: not of hasp", "set mark x", `\[RUN @1000!? 1000000 RUN @0!?\]`, "get mark = RUN @1000!? 1000000"},
+			{"mark: of another run", "set mark other_0_3000000", `\[RUN @3000!? 3000000 RUN @0!?\]`, "get mark = RUN @3000!? 3000000"},
+			{"mark: no right to all of INFO", "acl setuser default -info +info|server", `\[RUN @1000!? 1000000 RUN @0!?\]`, "get mark = RUN @1000!? 1000000"},
+			{"mark: evicts", "config set maxmemory 90mb; config set maxmemory-policy volatile-lru", ".*may evict.*", "config set maxmemory-policy noeviction = OK"},
+			{"mark: a replica", "config set replica-read-only no; replicaof 127.0.0.1 1", ".*is a replica.*", "replicaof no one = OK"},
+			{"mark: has no end", "set mark RUN_0_1000000 px 5000", `\[.*\]`, "pttl mark = -1"},
+			{"mark: kept", "set mark RUN_@-500000_1000000", `\[RUN @-500! 1000000 RUN @0!?\]`, "get mark = RUN @-500! 1000000"},
+			{"mark: kept, waiting", "set mark RUN_@300000_1000000", `\[RUN @300! 1000000 RUN @0!?\]`, "get mark = RUN @300! 1000000"},
+			{"mark: kept, a longer term since", "set mark RUN_@300000_500000", `\[RUN @800! 1000000 RUN @0!?\]`, "get mark = RUN @800! 1000000"},
+			{"mark: kept, no longer waiting, a longer term since", "set mark RUN_@-500000_500000", `\[RUN @0! 1000000 RUN @0!?\]`, "get mark = RUN @0! 1000000"},
+			{"mark: kept, votes, a longer term since", "set mark RUN_0_500000", `\[RUN 0 1000000 RUN @0!?\]`, "get mark = RUN 0 1000000"},
+			{"mark: kept, names a longer term", "set mark RUN_@300000_3000000", `\[RUN @300! 3000000 RUN @0!?\]`, "get mark = RUN @300! 3000000"},
+			{"mark: kept, the clock was ahead", "set mark RUN_@9000000_1000000", `\[RUN @1000!? 1000000 RUN @0!?\]`, "get mark = RUN @1000!? 1000000"},
+		},
+		"mark 1000000 - 0 0 1": {
+			{"mark: may evict", "config set maxmemory 90mb; config set maxmemory-policy volatile-lru", `\[.*\]`, "config set maxmemory-policy noeviction = OK"},
+		},
+		"mark 1000000 RUN @500000": {
+			{"mark: new set", "", `\[RUN 0 1000000 RUN @0!?\]`, "get mark = RUN 0 1000000"},
+		},
+		"mark 1000000 RUN @-500000": {
+			{"mark: new set, too late", "", `\[RUN @1000!? 1000000 RUN @0!?\]`, "get mark = RUN @1000!? 1000000"},
+		},
+		"mark 1000000 other @500000": {
+			{"mark: new set, another run", "", `\[RUN @1000!? 1000000 RUN @0!?\]`, "get mark = RUN @1000!? 1000000"},
+		},
 	}
 }

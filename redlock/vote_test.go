@@ -53,6 +53,7 @@ func TestASlowVoteThatIsNeededIsWaitedFor(t *testing.T) {
 		want           error
 	}{
 		{down: "0", no: "1", slow: "2", want: backend.ErrHeld},
+		{down: "0", slow: "2"},
 		{down: "2", slow: "0"},
 	} {
 		three(t, func(tr trial) {
