@@ -91,16 +91,23 @@ func TestWaitersNoticeAnUnpublishedRelease(t *testing.T) {
 }
 
 func TestWaitersAreWokenByARelease(t *testing.T) {
-	for name, spoil := range map[string]func(c *crowd){
-		"all well":                 func(*crowd) {},
-		"one node dead":            func(c *crowd) { c.each("0", down) },
-		"another is dead":          func(c *crowd) { c.each("4", down) },
-		"two are dead":             func(c *crowd) { c.each("03", down) },
-		"one hangs":                func(c *crowd) { c.each("0", hang) },
-		"one is slow":              func(c *crowd) { c.each("0", delay(200*time.Millisecond)) },
-		"one has another's record": func(c *crowd) { c.elsewhere("0", "k") },
-		"one has errors":           func(c *crowd) { c.each("0", spoilMark) },
-		"one does not vote":        func(c *crowd) { c.vs[0].Restart(false) },
+	const late = 25 * time.Millisecond
+	for name, row := range map[string]struct {
+		nodes string
+		spoil disturb
+		most  time.Duration
+	}{
+		"all well":          {"", nil, late},
+		"one node dead":     {"0", down, late},
+		"another is dead":   {"4", down, late},
+		"two are dead":      {"03", down, late},
+		"one hangs":         {"0", hang, late},
+		"one is slow":       {"0", delay(200 * time.Millisecond), late},
+		"one has errors":    {"0", spoilMark, late},
+		"one does not vote": {"0", func(v *server) { v.Restart(false) }, late},
+
+		// The lead publishes nothing, so the waiters poll.
+		"one has another's record": {"0", func(v *server) { _ = v.Mini.Set("k", "another") }, 2 * lookEvery},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,16 +115,12 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 			late := waits(t, func(c *crowd) {
 				c.callers[1].acquire(claim)
 				time.Sleep(time.Second) // so that the votes after the quorum arrive
-				spoil(c)
+				c.each(row.nodes, row.spoil)
 			}, func(c *crowd) {
 				c.callers[1].release(claim)
 				c.each("0", flow)
 			})
-			most := 25 * time.Millisecond
-			if strings.Contains(name, "another's") {
-				most = 2 * lookEvery // the lead publishes nothing, so the waiters poll
-			}
-			if late > most {
+			if late > row.most {
 				t.Errorf("had %v after the release", late)
 			}
 		})

@@ -11,12 +11,10 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
 
-// held runs f with n nodes that all have c's record, and that know the scripts of
-// renewals and repairs.
+// held runs f with n nodes that all have c's record, and that know the script of renewals.
 func held(t *testing.T, n int, f func(tr trial, c backend.Claim)) {
 	t.Helper()
 	try(t, n, func(tr trial) {
@@ -25,9 +23,6 @@ func held(t *testing.T, n int, f func(tr trial, c backend.Claim)) {
 		synctest.Wait()
 		tr.lose("0", "w")
 		tr.renews(w)
-		for _, v := range tr.vs {
-			await.Must(tr, v.Direct().ScriptLoad(tr.Context(), source("repair")).Err())
-		}
 		synctest.Wait()
 		tr.release(w)
 		tr.acquire(c)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -43,8 +42,7 @@ func (cr caller) abstains(claim func(string) backend.Claim, which string, left t
 	}
 	names := ""
 	for _, node := range found {
-		number, _ := strconv.Atoi(node[1])
-		names += strconv.Itoa(number - 1)
+		names += string(node[1][0] - 1) // counts from 0 on
 		got, _ := time.ParseDuration(node[2])
 		if got < left*8/10 || got > left+2*time.Millisecond {
 			names += " for " + node[2]
