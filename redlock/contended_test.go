@@ -14,11 +14,10 @@ import (
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
-// crowd is drivers that contend for the key k.
+// crowd is callers that contend for the key k. The first one is also the trial's.
 type crowd struct {
 	trial
-	t       *testing.T
-	drivers []*driver
+	callers []caller
 }
 
 // trip is how long a node's answer takes.
@@ -26,16 +25,16 @@ const trip = 200 * time.Microsecond
 
 func newCrowd(t *testing.T, nodes, clients int) *crowd {
 	await.Crowd(t)
-	c := &crowd{t: t}
+	c := &crowd{}
 	c.vs = redistest.VirtualNodes(t, nodes)
+	c.T = t
 	for i := range clients {
-		d := drives(t, c.vs.Clients(), nil)
-		c.drivers = append(c.drivers, d)
-		c.acquire(t, d, aClaim(fmt.Sprint("its-own", i)))
+		cr := c.another()
+		c.callers = append(c.callers, cr)
+		cr.acquire(aClaim(fmt.Sprint("its-own", i)))
 	}
-	for _, v := range c.vs {
-		v.Proxy.Delay(trip)
-	}
+	c.caller = c.callers[0]
+	c.each("01234"[:nodes], delay(trip))
 	return c
 }
 
@@ -46,7 +45,7 @@ func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 		before(c)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		w := startWait(ctx, c.drivers[0], aClaim("k"))
+		w := c.startWait(ctx, aClaim("k"))
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		select {
@@ -55,7 +54,7 @@ func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 		default:
 		}
 		after(c)
-		late = w.took(t)
+		late = w.took()
 	})
 	return late
 }
@@ -65,7 +64,7 @@ func holdBy(holders ...string) func(c *crowd) {
 	return func(c *crowd) {
 		for i := range c.vs {
 			if h := holders[i%len(holders)]; h != "" {
-				c.put(c.t, "k", h, time.Hour, i)
+				c.put(fmt.Sprint(i), "k", h, time.Hour)
 			}
 		}
 	}
@@ -92,38 +91,36 @@ func TestWaitersNoticeAnUnpublishedRelease(t *testing.T) {
 }
 
 func TestWaitersAreWokenByARelease(t *testing.T) {
-	for name, spoil := range map[string]func(c *crowd){
-		"all well":                 func(*crowd) {},
-		"by a Break":               func(*crowd) {},
-		"one node dead":            func(c *crowd) { c.each("0", down) },
-		"another is dead":          func(c *crowd) { c.each("4", down) },
-		"two are dead":             func(c *crowd) { c.each("03", down) },
-		"one hangs":                func(c *crowd) { c.each("0", hang) },
-		"one is slow":              func(c *crowd) { c.each("0", delay(200*time.Millisecond)) },
-		"one has another's record": func(c *crowd) { c.each("0", elsewhere(c.t, "k")) },
-		"one has errors":           func(c *crowd) { c.each("0", spoilMark) },
-		"one does not vote":        func(c *crowd) { c.vs[0].Restart(false) },
+	const late = 25 * time.Millisecond
+	for name, row := range map[string]struct {
+		nodes string
+		spoil disturb
+		most  time.Duration
+	}{
+		"all well":          {"", nil, late},
+		"one node dead":     {"0", down, late},
+		"another is dead":   {"4", down, late},
+		"two are dead":      {"03", down, late},
+		"one hangs":         {"0", hang, late},
+		"one is slow":       {"0", delay(200 * time.Millisecond), late},
+		"one has errors":    {"0", spoilMark, late},
+		"one does not vote": {"0", func(v *server) { v.Restart(false) }, late},
+
+		// The lead publishes nothing, so the waiters poll.
+		"one has another's record": {"0", func(v *server) { _ = v.Mini.Set("k", "another") }, 2 * lookEvery},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			claim := aClaim("k")
 			late := waits(t, func(c *crowd) {
-				c.acquire(c.t, c.drivers[1], claim)
+				c.callers[1].acquire(claim)
 				time.Sleep(time.Second) // so that the votes after the quorum arrive
-				spoil(c)
+				c.each(row.nodes, row.spoil)
 			}, func(c *crowd) {
-				if name == "by a Break" {
-					await.Must(c.t, c.drivers[1].Break(c.t.Context(), "k"))
-				} else {
-					c.release(c.t, c.drivers[1], claim)
-				}
+				c.callers[1].release(claim)
 				c.each("0", flow)
 			})
-			most := 25 * time.Millisecond
-			if strings.Contains(name, "another's") {
-				most = 2 * lookEvery // the lead publishes nothing, so the waiters poll
-			}
-			if late > most {
+			if late > row.most {
 				t.Errorf("had %v after the release", late)
 			}
 		})
@@ -135,7 +132,7 @@ func TestWaitersAreWokenByARelease(t *testing.T) {
 func TestAWaiterPausesAfterItsOwnCleanUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 3, 1)
-		w := &waiting{ct: c.drivers[0].ct, c: aClaim("k"), wake: make(chan struct{}, 1), queue: noLead}
+		w := &waiting{ct: c.ct, c: aClaim("k"), wake: make(chan struct{}, 1), queue: noLead}
 		w.stand(t.Context(), 0)
 		defer w.stand(t.Context(), noLead)
 		time.Sleep(time.Second)
@@ -160,12 +157,12 @@ func TestARefusedSubscriptionIsNotRepeatedAtEachLook(t *testing.T) {
 		c := newCrowd(t, 3, 2)
 		holder := aClaim("k")
 		holder.TTL = time.Minute
-		c.acquire(t, c.drivers[1], holder)
+		c.callers[1].acquire(holder)
 		for _, v := range c.vs {
 			v.Proxy.Answer("subscribe ", "-NOPERM this user has no permissions to access one of the channels\r\n")
 			v.Proxy.Commands()
 		}
-		w := startWait(t.Context(), c.drivers[0], aClaim("k"))
+		w := c.startWait(t.Context(), aClaim("k"))
 		time.Sleep(10 * time.Second)
 		asked := 0
 		for _, v := range c.vs {
@@ -175,8 +172,8 @@ func TestARefusedSubscriptionIsNotRepeatedAtEachLook(t *testing.T) {
 			t.Errorf("asked %d times in 10 s", asked)
 		}
 
-		c.release(t, c.drivers[1], holder)
-		if late := w.took(t); late > 2*maxPoll {
+		c.callers[1].release(holder)
+		if late := w.took(); late > 2*maxPoll {
 			t.Errorf("had after %v", late)
 		}
 	})
@@ -186,50 +183,51 @@ func TestARefusedSubscriptionIsNotRepeatedAtEachLook(t *testing.T) {
 func TestWaitOnFewNodes(t *testing.T) {
 	o := &Options{AllowUnsafeNodes: true}
 	for n := 1; n <= 2; n++ {
-		fresh(t, n, o, func(t *testing.T, tr trial) {
+		fresh(t, n, o, func(tr trial) {
 			held := aClaim("k")
-			tr.acquire(t, tr.d, held)
-			w := startWait(t.Context(), drives(t, tr.vs.Clients(), o), aClaim("k"))
+			tr.acquire(held)
+			w := drives(tr.T, tr.vs.Clients(), o).startWait(tr.Context(), aClaim("k"))
 			time.Sleep(time.Second)
-			tr.release(t, tr.d, held)
-			w.took(t)
+			tr.release(held)
+			w.took()
 		})
 	}
 }
 
 // If a majority is away and the lead has a record, Acquire reports an outage and not a refusal.
 func TestAcquireWithoutAMajorityIsAnOutage(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
-		tr.each("012", elsewhere(t, "k"))
-		wants(t, "acquire", ask(t, tr.d, aClaim("k")), backend.ErrHeld)
+	three(t, func(tr trial) {
+		tr.elsewhere("012", "k")
+		tr.refused(aClaim("k"))
 		synctest.Wait()
 		tr.each("12", down)
 		// This asks the lead first, after that refusal.
-		isOutage(t, "acquire", ask(t, tr.d, aClaim("k")), "12")
+		tr.isOutage("acquire", tr.ask(aClaim("k")), "12")
 	})
 }
 
 // aWait is a Wait in progress.
 type aWait struct {
+	caller
 	done chan struct{} // closed when it has returned
 	err  error
 }
 
-func startWait(ctx context.Context, d *driver, c backend.Claim) *aWait {
-	w := &aWait{done: make(chan struct{})}
+func (cr caller) startWait(ctx context.Context, c backend.Claim) *aWait {
+	w := &aWait{caller: cr, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
-		_, w.err = d.Wait(ctx, c)
+		_, w.err = cr.Wait(ctx, c)
 	}()
 	return w
 }
 
 // took returns how long the wait still took. It fails the test if it got no key.
-func (w *aWait) took(t *testing.T) time.Duration {
-	t.Helper()
+func (w *aWait) took() time.Duration {
+	w.Helper()
 	began := time.Now()
 	<-w.done
-	wants(t, "wait", w.err, nil)
+	w.wants("wait", w.err, nil)
 	return time.Since(began)
 }
 
@@ -239,30 +237,30 @@ func (w *aWait) took(t *testing.T) time.Duration {
 func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 	const timeout = 9 * time.Second
 	for _, c := range []struct {
-		nodes   string
-		disturb func(v *redistest.VirtualServer)
-		most    time.Duration // how long the Wait may go on
+		nodes string
+		how   disturb
+		most  time.Duration // how long the Wait may go on
 	}{
-		{nodes: "012", disturb: hang, most: 2*lookEvery + timeout/3}, // all nodes are asked within 2*lookEvery
-		{nodes: "12", disturb: hang, most: 2*lookEvery + timeout/3},  // the lead may still answer
-		{nodes: "012", disturb: down, most: lookEvery},
+		{nodes: "012", how: hang, most: 2*lookEvery + timeout/3}, // all nodes are asked within 2*lookEvery
+		{nodes: "12", how: hang, most: 2*lookEvery + timeout/3},  // the lead may still answer
+		{nodes: "012", how: down, most: lookEvery},
 	} {
-		try(t, 3, func(t *testing.T, tr trial) {
+		three(t, func(tr trial) {
 			holder, waiter := aClaim("k"), aClaim("k")
 			holder.TTL = time.Minute
-			tr.acquire(t, tr.d, holder)
-			ctx, cancel := context.WithCancel(t.Context())
+			tr.acquire(holder)
+			ctx, cancel := context.WithCancel(tr.Context())
 			defer cancel()
 			waiter.Timeout = timeout
-			w := startWait(ctx, tr.d, waiter)
+			w := tr.startWait(ctx, waiter)
 			time.Sleep(3 * time.Second)
-			tr.each(c.nodes, c.disturb)
+			tr.each(c.nodes, c.how)
 			began := time.Now()
 			time.AfterFunc(c.most, cancel)
 			<-w.done
 			var dated *backend.UnavailableError
 			if backend.Definite(w.err) || !errors.As(w.err, &dated) || dated.Since.Before(began) {
-				t.Errorf("%s disturbed: got %v, want an outage since then", c.nodes, w.err)
+				tr.Errorf("%s disturbed: got %v, want an outage since then", c.nodes, w.err)
 			}
 			tr.each("012", flow)
 		})
@@ -271,12 +269,12 @@ func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 
 // A caller must not take its own late votes, which are about to be released, for those of a holder.
 func TestACallerIsNotHeldByItsOwnVotes(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
+	three(t, func(tr trial) {
 		c := aClaim("k")
-		tr.each("0", elsewhere(t, "k"))
-		tr.put(t, "k", c.Token+"#"+c.Owner, c.TTL, 1, 2)
+		tr.elsewhere("0", "k")
+		tr.put("12", "k", c.Token+"#"+c.Owner, c.TTL)
 		tr.each("012", delay(10*time.Millisecond))
 		time.AfterFunc(55*time.Millisecond, func() { tr.lose("12", "k") }) // after the first survey, and before the last attempt
-		tr.acquire(t, tr.d, c)
+		tr.acquire(c)
 	})
 }

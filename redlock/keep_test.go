@@ -2,7 +2,6 @@ package redlock
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,24 +11,24 @@ import (
 )
 
 // kept is want, and the records that were kept end at c.KeepUntil.
-func (tr trial) kept(t *testing.T, what string, c backend.Claim, on string) {
-	t.Helper()
-	tr.want(t, what, c, on)
+func (tr trial) kept(c backend.Claim, on string) {
+	tr.Helper()
+	tr.want(c, on)
 	end := time.Until(c.KeepUntil)
 	for i, v := range tr.vs {
 		if ttl := v.Mini.TTL("k"); on[i] == 'k' && (ttl < end-time.Millisecond || ttl > end+10*time.Millisecond) {
-			t.Errorf("%s: node %d keeps the key for %v, want %v", what, i, ttl, end)
+			tr.Errorf("node %d keeps the key for %v, want %v", i, ttl, end)
 		}
 	}
 }
 
 // keeps fails the test unless another caller learns who had the key, and for how long it is kept.
-func (tr trial) keeps(t *testing.T, d *driver, c backend.Claim) {
-	t.Helper()
+func (cr caller) keeps(c backend.Claim) {
+	cr.Helper()
 	var refused *backend.HeldError
-	err := ask(t, d, aClaim("k"))
+	err := cr.ask(aClaim("k"))
 	if !errors.As(err, &refused) || refused.Owner != c.Owner || refused.RetryAfter > time.Until(c.KeepUntil)+10*time.Millisecond {
-		t.Errorf("acquire: got %+v (%v)", refused, err)
+		cr.Errorf("acquire: got %+v (%v)", refused, err)
 	}
 }
 
@@ -38,68 +37,35 @@ func (tr trial) keeps(t *testing.T, d *driver, c backend.Claim) {
 // back, with what is left then.
 func TestKeepThatAMinorityMisses(t *testing.T) {
 	for back, then := range map[time.Duration]string{2 * time.Second: "kkkkk", 7 * time.Second: "-----"} {
-		held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
-			other := tr.direct(t)
+		held(t, 5, func(tr trial, c backend.Claim) {
+			other := tr.direct()
 			tr.each("13", down)
 			c = strategytest.Kept(c, 5*time.Second)
-			tr.release(t, tr.d, c)
-			tr.kept(t, "released", c, "kxkxk")
-			for _, d := range []*driver{tr.d, other} {
-				wants(t, "late renewal", renewOne(d, c), backend.ErrLost)
-			}
-			tr.kept(t, "after a late renewal", c, "kxkxk")
-			tr.keeps(t, other, c)
+			tr.release(c)
+			tr.kept(c, "kxkxk") // released
+			tr.lost(c)          // as a late renewal says
+			other.lost(c)
+			tr.kept(c, "kxkxk")
+			other.keeps(c)
 
 			// The next caller gets the key at the end of the keep, although the minority has the
 			// old record for longer.
 			next := aClaim("k")
-			w := startWait(t.Context(), other, next)
+			w := other.startWait(tr.Context(), next)
 			time.Sleep(back)
 			if then == "-----" {
 				synctest.Wait()
 				select {
 				case <-w.done:
-					tr.release(t, other, next)
+					other.release(next)
 				default:
-					t.Errorf("%v after the release the next caller still waits", back)
+					tr.Errorf("%v after the release the next caller still waits", back)
 				}
 			}
 			tr.each("13", up)
 			time.Sleep(2 * time.Second)
-			tr.kept(t, fmt.Sprint("back after ", back), c, then)
-			w.took(t)
+			tr.kept(c, then)
+			w.took()
 		})
 	}
-}
-
-// A repair that is on its way when the hold is released writes the old record after the
-// release. The driver waits for the repair, and then writes the record that keeps the key.
-func TestKeepAfterARepairOnItsWay(t *testing.T) {
-	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-		tr.lose("0", "k")
-		holdNext(tr.vs[0].Proxy, c.Token+"#"+c.Owner, 300*time.Millisecond)
-		tr.renews(t, "with two of three", c)
-		synctest.Wait()
-		c = strategytest.Kept(c, 5*time.Second)
-		tr.release(t, tr.d, c)
-		time.Sleep(time.Second)
-		tr.kept(t, "afterwards", c, "kkk")
-		time.Sleep(5 * time.Second)
-		tr.kept(t, "in the end", c, "---")
-	})
-}
-
-// MaxTTL bounds the terms of holds. A key may be kept for longer after its release.
-func TestKeepAboveMaxTTL(t *testing.T) {
-	const keep = 12 * time.Hour
-	fresh(t, 3, &Options{MaxTTL: time.Minute}, func(t *testing.T, tr trial) {
-		c := aClaim("k")
-		tr.acquire(t, tr.d, c)
-		c = strategytest.Kept(c, keep)
-		tr.release(t, tr.d, c)
-		time.Sleep(keep - time.Second)
-		tr.keeps(t, tr.d, c)
-		time.Sleep(time.Second + 10*time.Millisecond)
-		tr.acquire(t, tr.d, aClaim("k"))
-	})
 }

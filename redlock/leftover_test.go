@@ -11,7 +11,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
 )
 
@@ -20,12 +19,12 @@ import (
 const keepsTerms = 90 * time.Second
 
 // nothingLeft fails the test if a node has a record that no client holds any more.
-func nothingLeft(t *testing.T, what string, vs redistest.VirtualServers) {
-	t.Helper()
-	for i, v := range vs {
+func (tr trial) nothingLeft() {
+	tr.Helper()
+	for i, v := range tr.vs {
 		for _, key := range v.Mini.Keys() {
 			if key != markKey && !strings.Contains(key, "}:fence:") {
-				t.Errorf("%s: %s on node %d", what, key, i)
+				tr.Errorf("%s on node %d", key, i)
 			}
 		}
 	}
@@ -33,55 +32,57 @@ func nothingLeft(t *testing.T, what string, vs redistest.VirtualServers) {
 
 // A vote that arrives late does not outlast a Break by the driver that asked for it.
 func TestBreakEndsVotesInFlight(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
-		d := tr.another(t) // asks for the mark first, so its vote is requested late
+	three(t, func(tr trial) {
+		cr := tr.another() // asks for the mark first, so its vote is requested late
 		tr.each("2", delay(500*time.Millisecond))
 		c := aClaim("k")
 		c.TTL = keepsTerms
-		tr.acquire(t, d, c)
+		cr.acquire(c)
 		tr.each("2", delay(0))
-		await.Must(t, d.Break(t.Context(), "k"))
+		await.Must(tr, cr.Break(tr.Context(), "k"))
 		time.Sleep(5 * time.Second)
-		nothingLeft(t, "after Break", tr.vs)
+		tr.nothingLeft()
 	})
 }
 
 // A program that ends right after its Unlock leaves no record, because Close waits
 // for the votes of slow nodes and for their release.
 func TestCloseLeavesNothing(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, c *hasp.Client){
-		"unlocked": func(t *testing.T, c *hasp.Client) {
-			strategytest.Unlock(t, strategytest.Lock(t, c))
-		},
-		"refused": func(t *testing.T, c *hasp.Client) {
-			wants(t, "refused", strategytest.ErrOf(c.TryLock(t.Context(), "held")), hasp.ErrHeld)
-		},
-		"cancelled": func(t *testing.T, c *hasp.Client) {
-			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Millisecond)
-			defer cancel()
-			wants(t, "cancelled", strategytest.ErrOf(c.Lock(ctx, "k")), context.DeadlineExceeded)
-		},
+	for _, end := range []struct {
+		key   string
+		after time.Duration // when the caller leaves
+		want  error
+	}{
+		{"k", time.Hour, nil},
+		{"held", time.Hour, hasp.ErrHeld},
+		{"k", 3 * time.Millisecond, context.DeadlineExceeded},
 	} {
 		for _, n := range []int{3, 5} {
 			for _, slow := range []time.Duration{5 * time.Millisecond, 200 * time.Millisecond} {
 				for _, fresh := range []bool{true, false} {
-					t.Run(fmt.Sprintf("%s, %d nodes, %v, fresh %v", name, n, slow, fresh), func(t *testing.T) {
+					t.Run(fmt.Sprintf("%v, %d nodes, %v, fresh %v", end.want, n, slow, fresh), func(t *testing.T) {
 						t.Parallel()
-						try(t, n, func(t *testing.T, tr trial) {
+						try(t, n, func(tr trial) {
 							majority := "01234"[:n/2+1]
-							tr.each(majority, elsewhere(t, "held"))
-							d := tr.d
+							tr.elsewhere(majority, "held")
+							cr := tr.caller
 							if fresh {
-								d = tr.another(t)
+								cr = tr.another()
 							}
 							for i, v := range tr.vs {
 								v.Proxy.Delay(time.Duration(i) * slow)
 							}
-							c := await.Value(hasp.New(d, nil))
-							end(t, c)
+							c := await.Value(hasp.New(cr.driver, nil))
+							ctx, cancel := context.WithTimeout(tr.Context(), end.after)
+							defer cancel()
+							lease, err := c.TryLock(ctx, end.key)
+							tr.wants("lock", err, end.want)
+							if err == nil {
+								strategytest.Unlock(tr.T, lease)
+							}
 							c.Close()
 							tr.lose(majority, "held")
-							nothingLeft(t, "after Close", tr.vs)
+							tr.nothingLeft()
 						})
 					})
 				}
@@ -93,15 +94,15 @@ func TestCloseLeavesNothing(t *testing.T) {
 // An outage leaves a goroutine for each record that may be on a node, and none for the attempts that
 // follow, because they do not ask the nodes. When the nodes answer again, the records are released.
 func TestAnOutageLeavesFewGoroutines(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
-		tr.each("012", func(v *redistest.VirtualServer) { v.Proxy.StallReplies() })
+	three(t, func(tr trial) {
+		tr.each("012", func(v *server) { v.Proxy.StallReplies() })
 		attempts := func(n int) {
 			var wg sync.WaitGroup
 			for i := range n {
 				wg.Go(func() {
 					c := aClaim(fmt.Sprint("k", i))
 					c.TTL = keepsTerms
-					isUnclear(t, "no node answers", ask(t, tr.d, c))
+					tr.isUnclear(tr.ask(c)) // no node answers
 				})
 			}
 			wg.Wait()
@@ -112,28 +113,28 @@ func TestAnOutageLeavesFewGoroutines(t *testing.T) {
 			time.Sleep(3 * time.Second)
 			synctest.Wait()
 			if left := running(); len(left) > 3*10+20 {
-				t.Fatalf("%d goroutines, such as\n%s", len(left), left[0])
+				tr.Fatalf("%d goroutines, such as\n%s", len(left), left[0])
 			}
 		}
 
 		tr.each("012", flow)
 		time.Sleep(5 * time.Second)
-		nothingLeft(t, "when the nodes are back", tr.vs)
+		tr.nothingLeft()
 	})
 }
 
 // The driver forgets holds that expired without a Release, as those of programs that
 // leave a lock to its term.
 func TestExpiredHoldsAreForgotten(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
+	three(t, func(tr trial) {
 		for range 200 {
 			c := aClaim("k")
-			tr.acquire(t, tr.d, c)
+			tr.acquire(c)
 			time.Sleep(c.TTL + c.Timeout + time.Millisecond)
 		}
 		synctest.Wait()
-		if n := len(tr.d.hs.byToken); n > 100 {
-			t.Errorf("the driver remembers %d holds of 200 that expired", n)
+		if n := len(tr.hs.byToken); n > 100 {
+			tr.Errorf("the driver remembers %d holds of 200 that expired", n)
 		}
 	})
 }

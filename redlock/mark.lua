@@ -1,4 +1,5 @@
--- Gives this node a mark, or keeps the mark that this run of the server has.
+-- Gives this node a mark, or keeps the mark that this run of the server has. The text of clock.lua
+-- comes before this part.
 -- KEYS: the mark
 -- ARGV: the longest term in ms; the run that may vote at once; the server's time in ms until which
 -- it may; 1 if a node without a mark stays without one; 1 if the server may evict keys
@@ -16,8 +17,7 @@ if policy ~= 'noeviction' and field('maxmemory') ~= '0' and ARGV[5] ~= '1' then
 	return redis.error_reply('ERR it may evict locks, so it does not vote: its maxmemory-policy is ' .. policy)
 end
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = clock()
 local this = field('run_id') or 'unknown'
 local old = redis.call('GET', KEYS[1])
 if not old and ARGV[4] == '1' then return {'', this, string.format('%.0f', now)} end

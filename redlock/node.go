@@ -194,7 +194,7 @@ func (n *node) observe(began time.Time, err error) error {
 	case err != nil && (late || refuses || closed):
 		n.latency.Store(0) // the node cannot lead until it has answered a call
 	case err == nil && n.suspectSince.IsZero():
-		old := cmp.Or(time.Duration(n.latency.Load()), took)
+		old := cmp.Or(n.trip(), took)
 		n.latency.Store(int64(max(old+(took-old)/8, 1)))
 	}
 

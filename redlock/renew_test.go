@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -10,83 +11,57 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/redistest"
+	"github.com/hasplock/hasp/internal/strategytest"
 )
 
-// held runs f with n nodes that all have c's record, and that know the scripts of
-// renewals and repairs.
-func held(t *testing.T, n int, f func(t *testing.T, tr trial, c backend.Claim)) {
+// held runs f with n nodes that all have c's record, and that know the script of renewals.
+func held(t *testing.T, n int, f func(tr trial, c backend.Claim)) {
 	t.Helper()
-	try(t, n, func(t *testing.T, tr trial) {
+	try(t, n, func(tr trial) {
 		w, c := aClaim("w"), aClaim("k")
-		tr.acquire(t, tr.d, w)
+		tr.acquire(w)
 		synctest.Wait()
 		tr.lose("0", "w")
-		wants(t, "renew", renewOne(tr.d, w), nil)
-		for _, v := range tr.vs {
-			await.Must(t, v.Direct().ScriptLoad(t.Context(), source("repair")).Err())
-		}
+		tr.renews(w)
 		synctest.Wait()
-		tr.release(t, tr.d, w)
-		tr.acquire(t, tr.d, c)
+		tr.release(w)
+		tr.acquire(c)
 		synctest.Wait()
-		f(t, tr, c)
+		f(tr, c)
 	})
 }
 
-// lose deletes the key on the nodes that which lists.
-func (tr trial) lose(which, key string) {
-	tr.each(which, func(v *redistest.VirtualServer) { v.Mini.Del(key) })
-}
-
-// renews fails the test unless c is renewed at once.
-func (tr trial) renews(t *testing.T, what string, c backend.Claim) {
-	t.Helper()
-	began := time.Now()
-	wants(t, what, renewOne(tr.d, c), nil)
-	took(t, what, began, 0)
-}
-
-// lost fails the test unless a renewal reports the loss of c at once.
-func (tr trial) lost(t *testing.T, what string, c backend.Claim) {
-	t.Helper()
-	began := time.Now()
-	wants(t, what, renewOne(tr.d, c), backend.ErrLost)
-	took(t, what, began, 0)
-}
-
 func TestRenewalNeedsAQuorumThatStillHadIt(t *testing.T) {
-	held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
+	held(t, 5, func(tr trial, c backend.Claim) {
 		tr.lose("03", "k")
 		time.Sleep(3 * time.Second)
-		tr.renews(t, "with three of five", c)
-		tr.want(t, "what was lost is given back", c, "xxxxx")
-		tr.left(t, "given back", c, 9800*time.Millisecond, c.TTL)
+		tr.renews(c)        // with three of five
+		tr.want(c, "xxxxx") // what was lost is given back
+		tr.left(c, 9800*time.Millisecond, c.TTL)
 
 		// The three that had it first are one now.
 		tr.lose("12", "k")
 		before := tr.vs[0].Proxy.Count()
-		tr.renews(t, "what was given back counts", c)
-		tr.want(t, "again", c, "xxxxx")
+		tr.renews(c)        // what was given back counts
+		tr.want(c, "xxxxx") // again
 		if sent := tr.vs[0].Proxy.Count() - before; sent != 1 {
-			t.Errorf("a node that has it gets %d commands, want one", sent)
+			tr.Errorf("a node that has it gets %d commands, want one", sent)
 		}
 
 		tr.lose("124", "k")
-		tr.lost(t, "with two of five", c)
+		tr.lost(c) // with two of five
 		time.Sleep(time.Second)
-		tr.want(t, "nothing is given to nodes that do not have a lost one", c, "x--x-")
+		tr.want(c, "x--x-") // nothing is given to nodes that do not have a lost one
 	})
 }
 
 // repairsLate renews c without node 0, whose repair arrives late.
-func (tr trial) repairsLate(t *testing.T, c backend.Claim, late time.Duration) {
-	t.Helper()
+func (tr trial) repairsLate(c backend.Claim, late time.Duration) {
+	tr.Helper()
 	tr.lose("0", "k")
-	holdNext(tr.vs[0].Proxy, c.Token+"#"+c.Owner, late)
-	tr.renews(t, "with two of three", c)
-	tr.each("0", happened(t, "repair"))
+	tr.holdNext("0", c.Token+"#"+c.Owner, late)
+	tr.renews(c) // with two of three
+	tr.happened("0", "repair")
 }
 
 // A repair ends with the lease by the node's own clock, however late it arrives.
@@ -94,42 +69,52 @@ func TestRepairIsNeverLaterThanTheLease(t *testing.T) {
 	const trusted = 9898 * time.Millisecond
 	for _, skew := range []time.Duration{0, time.Hour, -time.Hour} {
 		for _, late := range []time.Duration{time.Millisecond, 9 * time.Second, 9890 * time.Millisecond, 9900 * time.Millisecond, 9990 * time.Millisecond} {
-			held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+			held(t, 3, func(tr trial, c backend.Claim) {
 				tr.vs[0].Skew(skew)
-				tr.repairsLate(t, c, late)
+				tr.repairsLate(c, late)
 				time.Sleep(late)
 				if late > trusted {
-					tr.want(t, "too late", c, "-xx")
+					tr.want(c, "-xx") // too late
 					return
 				}
-				tr.want(t, "late", c, "xxx")
+				tr.want(c, "xxx") // late
 				tr.lose("12", "k")
-				tr.left(t, "repaired", c, trusted-late-2*time.Millisecond, trusted-late)
+				tr.left(c, trusted-late-2*time.Millisecond, trusted-late)
 			})
 		}
 	}
 }
 
 // After an unlock no command writes the key: neither a renewal with a late answer, nor a
-// repair in flight.
+// repair in flight. If the key is kept, the release on that node waits for them. MaxTTL bounds the
+// terms of holds, but a key may be kept for longer.
 func TestNothingIsRepairedAfterUnlock(t *testing.T) {
-	for _, late := range []time.Duration{0, 300 * time.Millisecond, 1500 * time.Millisecond} {
-		held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
-			if late > 0 {
-				tr.repairsLate(t, c, late)
+	for _, row := range []struct {
+		late, keep time.Duration
+		on         string // which nodes keep the key
+	}{
+		{on: "---"}, // only the answer is late
+		{late: 300 * time.Millisecond, on: "---"},
+		{late: 300 * time.Millisecond, keep: 12 * time.Hour, on: "kkk"},
+		{late: 1500 * time.Millisecond, on: "---"},
+	} {
+		held(t, 3, func(tr trial, c backend.Claim) {
+			if row.late > 0 {
+				tr.repairsLate(c, row.late)
 			} else {
 				tr.lose("0", "k")
 				tr.each("0", delay(500*time.Millisecond))
-				tr.renews(t, "with a late answer", c)
+				tr.renews(c)
 			}
 			tr.vs[0].Proxy.Commands()
 			began := time.Now()
-			tr.release(t, tr.d, c)
-			took(t, "release", began, 0)
+			c = strategytest.Kept(c, row.keep)
+			tr.release(c)
+			tr.took("release", began, 0)
 			time.Sleep(5 * time.Second)
-			tr.want(t, "afterwards", c, "---")
+			tr.kept(c, row.on)
 			if sent := strings.Join(tr.vs[0].Proxy.Commands(), "\n"); strings.Contains(sent, c.Token+"#"+c.Owner) {
-				t.Errorf("after Unlock: %s", sent)
+				tr.Errorf("after Unlock: %s", sent)
 			}
 		})
 	}
@@ -137,137 +122,125 @@ func TestNothingIsRepairedAfterUnlock(t *testing.T) {
 
 // A renewal whose caller has stopped waiting repairs nothing: the lease may have ended meanwhile.
 func TestAnAbandonedRenewalRepairsNothing(t *testing.T) {
-	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+	held(t, 3, func(tr trial, c backend.Claim) {
 		time.Sleep(9 * time.Second)
 		tr.lose("0", "k")
-		for _, v := range tr.vs[1:] {
-			v.Proxy.Delay(950 * time.Millisecond)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 890*time.Millisecond)
+		tr.each("12", delay(950*time.Millisecond))
+		ctx, cancel := context.WithTimeout(tr.Context(), 890*time.Millisecond)
 		defer cancel()
-		tr.d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { t.Errorf("renew: got %v, want no answer", err) })
+		tr.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) { tr.Errorf("renew: got %v, want no answer", err) })
 		time.Sleep(2 * time.Second)
-		tr.want(t, "after the lease's end", c, "-xx")
+		tr.want(c, "-xx") // after the lease's end
 	})
 }
 
 // A lost hold, or a node that hangs, does not change the results of other holds in the batch.
 func TestRenewalsInBulkHaveTheirOwnResults(t *testing.T) {
-	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+	held(t, 3, func(tr trial, c backend.Claim) {
 		gone, half, long := aClaim("gone"), aClaim("half"), aClaim("long")
-		tr.acquire(t, tr.d, half)
+		tr.acquire(half)
 		synctest.Wait()
 		tr.lose("0", "half")
 		long.TTL = 3 * time.Minute
 		tr.each("2", hang)
 		defer tr.each("2", flow)
-		got := make([][]error, 4) // an element for each claim, because results come at the same time
+		got := slices.Repeat([]error{errNotAsked}, 4)
 		began := time.Now()
-		tr.d.Renew(t.Context(), []backend.Claim{c, gone, half, long}, func(i int, _ backend.Grant, err error) { got[i] = append(got[i], err) })
-		took(t, "the batch", began, time.Second) // one of two that answer does not have one of them
-		for i, want := range []error{nil, backend.ErrLost, nil, backend.ErrInvalid} {
-			if len(got[i]) != 1 {
-				t.Fatalf("claim %d has the results %v", i, got[i])
-			}
-			if i != 2 {
-				wants(t, fmt.Sprint("claim ", i), got[i][0], want)
-			}
-		}
-		isOutage(t, "one has it, one does not, one hangs", got[2][0], "2")
+		tr.Renew(tr.Context(), []backend.Claim{c, gone, half, long}, func(i int, _ backend.Grant, err error) { got[i] = err })
+		tr.took("the batch", began, time.Second) // one of two that answer does not have one of them
+		tr.wants("renew", got[0], nil)
+		tr.wants("gone", got[1], backend.ErrLost)
+		tr.isOutage("one has it, one does not, one hangs", got[2], "2")
+		tr.wants("a long term", got[3], backend.ErrInvalid)
 	})
 }
 
 // use takes a key and releases it. It fails the test unless holds returns on meanwhile.
-func (tr trial) use(t *testing.T, what, on string) {
-	t.Helper()
+func (tr trial) use(on string) {
+	tr.Helper()
 	c := aClaim("k")
-	tr.acquire(t, tr.d, c)
-	tr.want(t, what, c, on)
-	tr.release(t, tr.d, c)
+	tr.acquire(c)
+	tr.want(c, on)
+	tr.release(c)
 	synctest.Wait()
 }
 
-// leavesAlone uses the key for a second, and fails the test unless node 1, which lacks the record,
-// is asked for about one connection in probeEvery.
-func (tr trial) leavesAlone(t *testing.T, on string) {
-	t.Helper()
-	before := tr.vs[1].Dials.Load()
-	for range 1000 {
-		tr.use(t, "without a node", on)
-		time.Sleep(time.Millisecond)
-	}
-	if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 { // go-redis may make two for a call
-		t.Errorf("asked for %d connections in 1 s, want one in %v", n, probeEvery)
-	}
-}
-
-// While the others suffice, a node that refuses connections is asked once in
-// probeEvery, and costs nothing otherwise.
+// While the others suffice, a node that refuses connections, or accepts and closes each of them, is
+// asked for one connection in probeEvery, and costs nothing otherwise.
 func TestANodeThatRefusesIsLeftAloneWhileTheOthersSuffice(t *testing.T) {
-	try(t, 5, func(t *testing.T, tr trial) {
-		tr.each("13", (*redistest.VirtualServer).Kill)
-		tr.use(t, "its connections are found dead", "x-x-x")
-		tr.use(t, "it refuses new ones", "x-x-x")
-		tr.leavesAlone(t, "x-x-x")
-
-		// Without a third node there is no quorum.
-		tr.vs[4].Kill()
-		var err error
-		for range 10 { // until it is known that the third one refuses, too
-			err = ask(t, tr.d, aClaim("k"))
-			isOutage(t, "without three of five", err, "134")
-		}
-		if n := strings.Count(fmt.Sprint(err), syscall.ECONNREFUSED.Error()); n != 3 {
-			t.Errorf("%d of three are said to refuse: %v", n, err)
-		}
-		synctest.Wait()
-		tr.each("134", func(v *redistest.VirtualServer) { v.Start(true) })
-		time.Sleep(probeEvery)
-		for range 2 { // the nodes begin to wait, and then they have waited
-			for range 2 {
-				_ = ask(t, tr.d, aClaim("all are"))
-				synctest.Wait()
+	for text, row := range map[string]struct {
+		cut, mend disturb
+	}{
+		syscall.ECONNREFUSED.Error(): {(*server).Kill, func(v *server) { v.Start(true) }},
+		"":                           {down, up},
+	} {
+		three(t, func(tr trial) {
+			tr.Log(text)
+			tr.each("1", row.cut)
+			n := tr.m.nodes[1]
+			suspect := func() bool {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				return n.suspicionLocked() != nil
 			}
-			time.Sleep(absence)
-		}
-		tr.use(t, "all are", "xxxxx")
-	})
+			for !suspect() { // a use need not ask all nodes
+				tr.use("x-x")
+			}
+			before := tr.vs[1].Dials.Load()
+			for range 1000 {
+				tr.use("x-x")
+				time.Sleep(time.Millisecond)
+			}
+			if n := tr.vs[1].Dials.Load() - before; n < 4 || n > 12 { // go-redis may make two for a call
+				tr.Errorf("asked for %d connections in 1 s, want one in %v", n, probeEvery)
+			}
+
+			// Without a second node there is no quorum.
+			tr.each("2", row.cut)
+			var err error
+			for range 10 { // until it is known that the second one refuses, too
+				err = tr.ask(aClaim("k"))
+				tr.isOutage("without two of three", err, "12")
+			}
+			if n := strings.Count(fmt.Sprint(err), text); text != "" && n != 2 {
+				tr.Errorf("%d of two are said to refuse: %v", n, err)
+			}
+			synctest.Wait()
+			tr.each("12", row.mend)
+			time.Sleep(probeEvery)
+			for range 2 { // the nodes begin to wait, and then they have waited
+				for range 2 {
+					_ = tr.ask(aClaim("all are"))
+					synctest.Wait()
+				}
+				time.Sleep(absence)
+			}
+			tr.use("xxx")
+			tr.use("xxx") // they stay
+		})
+	}
 }
 
-// A node that accepts connections and closes each of them is left alone like one
-// that refuses them, and is used again once it answers.
-func TestANodeThatClosesConnectionsIsLeftAlone(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
-		tr.each("1", down)
-		suspect := func(n *node) bool {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			return n.suspicionLocked() != nil
-		}
-		for !suspect(tr.d.m.nodes[1]) { // a use need not ask all nodes
-			tr.use(t, "without a node", "x-x")
-		}
-		tr.leavesAlone(t, "x-x")
-
-		tr.each("1", up)
-		time.Sleep(probeEvery)
-		tr.use(t, "the node is back", "xxx")
-		tr.use(t, "the node stays", "xxx")
-	})
-}
-
-// A node that hangs and is asked whether it is back does not delay what the other nodes decide.
-func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
+// A node that hangs does not delay what the other nodes decide, also when it is asked whether it is
+// back. An attempt that needs its vote gives the other votes back, which would block the key.
+func TestANodeThatHangsDelaysNoVerdict(t *testing.T) {
+	three(t, func(tr trial) {
+		tr.elsewhere("1", "k") // one yes and one no
 		tr.each("0", hang)
-		tr.acquire(t, tr.d, aClaim("first"))
-		time.Sleep(time.Second) // it is suspect now
-		synctest.Wait()
-		tr.each("1", elsewhere(t, "k")) // one yes and one no
-		time.Sleep(probeEvery)
+		for range 2 {
+			began, c := time.Now(), aClaim("k")
+			tr.refused(c)
+			if took := time.Since(began); took > c.Timeout/4 {
+				tr.Errorf("refused after %v", took)
+			}
+			time.Sleep(leadTimeout)
+			tr.want(c, "-?-")
+			time.Sleep(time.Second) // node 0 is suspect now, and is asked again
+		}
+
 		began := time.Now()
-		wants(t, "attempt", tryOnce(t, tr.d, aClaim("k"), 0, noLead), backend.ErrHeld)
-		took(t, "the attempt", began, leadTimeout)
+		tr.wants("attempt", tr.tryOnce(aClaim("k"), 0, noLead), backend.ErrHeld)
+		tr.took("the attempt", began, leadTimeout)
 		tr.each("0", flow)
 	})
 }
@@ -275,52 +248,33 @@ func TestAProbeOfANodeThatHangsDelaysNoVerdict(t *testing.T) {
 // The engine tries a renewal for a short time first, and then for longer, so that a distant node
 // over a new connection can answer. The first try alone must not make the node suspect.
 func TestARenewalIsTriedAgainForLonger(t *testing.T) {
-	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+	held(t, 3, func(tr trial, c backend.Claim) {
 		for _, v := range tr.vs {
 			v.Proxy.StallRequests()
 			time.AfterFunc(110*time.Millisecond, v.Proxy.Flow)
 		}
 		c.Timeout = 100 * time.Millisecond
-		isUnclear(t, "a short try", renewOne(tr.d, c))
+		tr.isUnclear(tr.renew(c)) // a short try
 		c.Timeout = 200 * time.Millisecond
-		wants(t, "a longer try", renewOne(tr.d, c), nil)
+		tr.wants("a longer try", tr.renew(c), nil)
 	})
 }
 
 // Renewals leave a node alone that hangs, as other calls do.
 func TestRenewalsWaitForFewAnswersOfANodeThatHangs(t *testing.T) {
-	held(t, 3, func(t *testing.T, tr trial, c backend.Claim) {
+	held(t, 3, func(tr trial, c backend.Claim) {
 		tr.each("2", hang)
 		for range 200 {
-			tr.renews(t, "by two of three", c)
+			tr.renews(c) // by two of three
 			time.Sleep(10 * time.Millisecond)
 		}
 		if n := len(running()); n > int(c.Timeout/probeEvery)+2 {
-			t.Errorf("%d goroutines wait for the node", n)
+			tr.Errorf("%d goroutines wait for the node", n)
 		}
 		tr.each("2", flow)
 		time.Sleep(c.Timeout)
-		tr.renews(t, "when the node is back", c)
-		tr.left(t, "when the node is back", c, c.TTL, c.TTL)
-	})
-}
-
-// twoOfThree kills node 2, and makes attempts until that is known.
-func (tr trial) twoOfThree(t *testing.T) {
-	t.Helper()
-	tr.vs[2].Kill()
-	for i := range 5 {
-		tr.acquire(t, tr.d, aClaim(fmt.Sprint("two of three", i)))
-		synctest.Wait()
-	}
-}
-
-// If there is no quorum without the lead, an attempt waits for its vote, however slow it is.
-func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
-		tr.twoOfThree(t)
-		tr.each("0", delay(5*leadTimeout))
-		wants(t, "attempt", tryOnce(t, tr.d, aClaim("k"), 0, 0), nil)
+		tr.renews(c) // when the node is back
+		tr.left(c, c.TTL, c.TTL)
 	})
 }
 
@@ -328,23 +282,23 @@ func TestALeadThatIsNeededIsWaitedFor(t *testing.T) {
 // minority, at once or when their node is back, however long the last renewal prolonged them.
 func TestReleaseAfterALossRemovesWhatIsLeft(t *testing.T) {
 	for _, renewed := range []bool{false, true} {
-		held(t, 5, func(t *testing.T, tr trial, c backend.Claim) {
+		held(t, 5, func(tr trial, c backend.Claim) {
 			longer := c
 			longer.TTL = time.Minute
 			if renewed {
-				tr.renews(t, "all have it", longer)
+				tr.renews(longer) // all have it
 				synctest.Wait()
 			}
 			tr.lose("234", "k")
-			tr.lost(t, "two have it", longer)
-			tr.want(t, "after the loss", c, "xx---")
+			tr.lost(longer)     // two have it
+			tr.want(c, "xx---") // after the loss
 			tr.each("1", down)
-			wants(t, "release", tr.d.Release(t.Context(), c), backend.ErrLost)
-			tr.want(t, "released", c, "-x---")
+			tr.releasesNothing(c)
+			tr.want(c, "-x---") // released
 			time.Sleep(30 * time.Second)
 			tr.each("1", up)
 			time.Sleep(5 * time.Second)
-			tr.want(t, "when the node is back", c, "-----")
+			tr.want(c, "-----") // when the node is back
 		})
 	}
 }

@@ -23,5 +23,5 @@ var (
 	releaseScript = redisstore.NewScript(source("release"))
 	inspectScript = redisstore.NewScript(source("inspect"))
 	breakScript   = redisstore.NewScript(source("clock", "turns", "break"))
-	markScript    = redisstore.NewScript(source("mark"))
+	markScript    = redisstore.NewScript(source("clock", "mark"))
 )

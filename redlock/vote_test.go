@@ -7,11 +7,10 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/faultproxy"
 	"github.com/hasplock/hasp/internal/redisstore/resp"
-	"github.com/hasplock/hasp/internal/redistest"
 )
 
 // spoilMark makes a node answer with an error if its mark is read.
-func spoilMark(v *redistest.VirtualServer) {
+func spoilMark(v *server) {
 	v.Mini.Del(markKey)
 	_, _ = v.Mini.Lpush(markKey, "no mark")
 }
@@ -20,40 +19,50 @@ func spoilMark(v *redistest.VirtualServer) {
 // has won. A node that is not released yet has a record of the hold. Both are no quorum for a
 // renewal.
 func TestALateVoteRenewsNothingAfterTheRelease(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
+	three(t, func(tr trial) {
 		c := aClaim("k")
-		tr.each("01", elsewhere(t, "k"))
+		tr.elsewhere("01", "k")
 		tr.each("01", delay(time.Millisecond)) // they refuse when node 3 has been asked
-		tr.vs[2].Proxy.Fail(c.Token, faultproxy.HoldRequest)
-		wants(t, "the first attempt", tryOnce(t, tr.d, c, 0, noLead), backend.ErrHeld)
-		tr.each("2", happened(t, "the late vote"))
+		tr.fail("2", c.Token, faultproxy.HoldRequest)
+		tr.wants("the first attempt", tr.tryOnce(c, 0, noLead), backend.ErrHeld)
+		tr.happened("2", "the late vote")
 		tr.lose("01", "k")
 		tr.each("01", delay(0))
-		wants(t, "the second attempt", tryOnce(t, tr.d, c, 1, noLead), nil)
-		tr.want(t, "held", c, "xxx")
+		tr.wants("the second attempt", tr.tryOnce(c, 1, noLead), nil)
+		tr.want(c, "xxx") // held
 
-		tr.vs[0].Proxy.Fail(c.Token, faultproxy.HoldRequest)
-		tr.release(t, tr.d, c)
-		tr.want(t, "released", c, "x--")
+		tr.fail("0", c.Token, faultproxy.HoldRequest)
+		tr.release(c)
+		tr.want(c, "x--")                         // released
 		tr.each("2", delay(200*time.Millisecond)) // until then the late vote is not released
 		tr.vs[2].Proxy.Release()
-		tr.want(t, "the late vote", c, "x-x")
-		tr.lost(t, "renew", c)
-		wants(t, "release again", tr.d.Release(t.Context(), c), backend.ErrLost)
+		tr.want(c, "x-x") // the late vote
+		tr.lost(c)        // renew
+		tr.releasesNothing(c)
 		tr.vs[0].Proxy.Release()
 		time.Sleep(5 * time.Second)
-		tr.want(t, "afterwards", c, "---")
+		tr.want(c, "---") // afterwards
 	})
 }
 
-// A lead that does not vote has refused nothing, so the vote of the slowest node decides.
-func TestALeadThatDoesNotVote(t *testing.T) {
-	try(t, 3, func(t *testing.T, tr trial) {
-		tr.each("0", down)
-		tr.each("1", elsewhere(t, "k"))
-		tr.each("2", delay(5*time.Millisecond))
-		wants(t, "attempt", tryOnce(t, tr.d, aClaim("k"), 0, 0), backend.ErrHeld)
-	})
+// An attempt waits for a slow vote that it needs: if the lead does not vote, which refuses nothing, or
+// if there is no quorum without the lead.
+func TestASlowVoteThatIsNeededIsWaitedFor(t *testing.T) {
+	for _, c := range []struct {
+		down, no, slow string // nodes
+		want           error
+	}{
+		{down: "0", no: "1", slow: "2", want: backend.ErrHeld},
+		{down: "0", slow: "2"},
+		{down: "2", slow: "0"},
+	} {
+		three(t, func(tr trial) {
+			tr.each(c.down, down)
+			tr.elsewhere(c.no, "k")
+			tr.each(c.slow, delay(5*leadTimeout))
+			tr.wants("attempt", tr.tryOnce(aClaim("k"), 0, 0), c.want)
+		})
+	}
 }
 
 // A node that will be back by itself must not make Open fail, although it answers.
