@@ -47,7 +47,7 @@ func (b *bench) locker(ctx context.Context, c contestant) (l locker, err error) 
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
 		for _, scenario := range names {
-			if round > 0 && scenario != uncontended && scenario != contended {
+			if round > 0 && slices.Index(scenarios, scenario) > slices.Index(scenarios, apart) {
 				continue
 			}
 			if err := b.round(ctx, round, scenario); err != nil {
@@ -73,7 +73,7 @@ func (b *bench) round(ctx context.Context, round int, scenario string) error {
 		fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n",
 			time.Since(b.results.Began).Seconds(), round+1, b.plan.rounds, scenario, in.setting)
 		for _, c := range slices.Concat(contestants[first:], contestants[:first]) {
-			if !s.includes(c) {
+			if !c.takes(scenario, s) {
 				continue
 			}
 			if err := b.turn(ctx, in, s, c); err != nil {
@@ -98,7 +98,7 @@ func (b *bench) turn(ctx context.Context, in section, s setting, c contestant) e
 		return fmt.Errorf("%s: %w", name, err)
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case c.group == theirs || errors.Is(err, errMany) || excused(err, 0, term):
+	case c.peer() || errors.Is(err, errMany) || excused(err, 0, term):
 		b.results.note("%s has no figures: %v", name, err)
 	default:
 		return fmt.Errorf("%s: %w", name, err)

@@ -55,12 +55,12 @@ func (d distinct) measure(ctx context.Context, b *bench, c contestant) (figures,
 	}
 	n := float64(made.pairs)
 	return figures{
-		"pairs_per_s":        n / made.took.Seconds(),
-		"allocs_per_pair":    float64(m2.Mallocs-m1.Mallocs) / n,
-		"commands_per_pair":  server.commands / n,
-		"bytes_per_pair":     server.bytes / n,
-		"client_us_per_pair": cpu.Seconds() / n * 1e6,
-		"server_us_per_pair": server.cpu / n * 1e6,
+		"pairs/s":       n / made.took.Seconds(),
+		"allocations":   float64(m2.Mallocs-m1.Mallocs) / n,
+		"commands":      server.commands / n,
+		"bytes":         server.bytes / n,
+		"client CPU µs": cpu.Seconds() / n * 1e6,
+		"server CPU µs": server.cpu / n * 1e6,
 	}, nil
 }
 

@@ -63,10 +63,3 @@ type Quorum interface {
 	// Majority stops the answers of the store to all Clients until the function heal is called.
 	Majority(r *rand.Rand) (heal func())
 }
-
-// Robber is a Store that can take a key away from its holder. The holder learns of the loss at its
-// next renewal.
-type Robber interface {
-	Store
-	Rob(r *rand.Rand, key string)
-}

@@ -283,7 +283,7 @@ func (s *seat) fill() {
 	o := order{URL: r.store.urls[s.n], Owner: name, Term: r.term, Plant: r.plant,
 		Timeout: r.term / time.Duration(1+(s.n+s.gen)%4),
 		Seed:    r.seed + uint64(s.n)<<32 + uint64(s.gen)}
-	if s.n%2 == 1 && newDrivers[r.strategy] != nil && r.place == onServer {
+	if s.n%2 == 1 && slices.Contains(onOne, r.strategy) && r.place == onServer {
 		o.Passed = r.store.links[s.n][0].Addr()
 	}
 	_ = child.Send(o)

@@ -1,8 +1,7 @@
 package main
 
 import (
-	"fmt"
-	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -60,33 +59,27 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	}
 }
 
-func TestHistoryIsCheckedAgain(t *testing.T) {
-	var file strings.Builder
-	r := newRecord("spinlock", &file)
+// A process that is killed ends its turns. Its lease ends at the kill, or with its term before.
+func TestKillEndsTurns(t *testing.T) {
+	r := newRecord("", nil)
 	take := func(client string, t turn) { r.take(entry{Client: client, report: report{Turn: &t}}) }
-	take("a", turn{Asked: 1, Got: 2})
-	take("b", turn{Asked: 1})
-	take("a", turn{Asked: 1, Got: 2, End: 50})
-	take("b", turn{Asked: 1, Got: 102, Expires: 140})
-	take("c", turn{Asked: 1})
-	take("c", turn{Asked: 1, Got: 3, Refused: true})
-	take("d", turn{Asked: 1})
-	r.die("b", 150)
-	r.die("d", 150)
-	whole := file.String()
-	overlap := strings.Replace(whole, `"End":50`, `"End":110`, 1)
-	excused := `{"Run":"spinlock","Span":{"From":100,"To":101,"Takes":2}}` + overlap
-	for text, want := range map[string]string{
-		whole: "true <nil>", overlap: "false <nil>", excused: "true <nil>",
-		whole[:len(whole)-9]: "false unexpected EOF", "": "false <nil>",
-	} {
-		sound, err := replay(strings.NewReader(text), io.Discard)
-		if got := fmt.Sprint(sound, " ", err); got != want {
-			t.Errorf("%s, want %s, of\n%s", got, want, text)
-		}
+	take("ended", turn{Asked: 1, Got: 2})
+	take("ended", turn{Asked: 1, Got: 2, End: 50})
+	take("refused", turn{Asked: 1})
+	take("refused", turn{Asked: 1, Got: 3, Refused: true})
+	for client, expires := range map[string]int64{"waits": 0, "expired": 140, "holds": 200} {
+		take(client, turn{Asked: 1})
+		take(client, turn{Asked: 1, Got: expires / 2, Expires: expires})
+		r.die(client, 150)
 	}
-	if n := len(r.turns); n != 2 || len(r.open) != 0 || r.turns[turnID{"b", 0}].End != 140 {
-		t.Errorf("the record has %v, and open %v", r.turns, r.open)
+
+	ends := map[string]int64{}
+	for id, turn := range r.turns {
+		ends[id.client] = turn.End
+	}
+	want := map[string]int64{"ended": 50, "expired": 140, "holds": 150}
+	if !maps.Equal(ends, want) || len(r.open) > 0 {
+		t.Errorf("turns end at %v, want %v, and open are %v", ends, want, r.open)
 	}
 }
 

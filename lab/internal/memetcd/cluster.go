@@ -240,17 +240,5 @@ func (c *Cluster) Leases() (all []int64) {
 	return all
 }
 
-// Rob revokes the lease of the oldest entry whose name begins with prefix. The prefix must end with
-// a slash.
-func (c *Cluster) Rob(prefix string) {
-	c.do(func() {
-		kvs := span{[]byte(prefix), []byte(prefix[:len(prefix)-1] + "0")}.entries(c.state.kvs)
-		byAge(kvs)
-		if len(kvs) > 0 {
-			_, _ = c.state.revoke(kvs[0].Lease)
-		}
-	})
-}
-
 // patience is how long a member waits for the other members before it answers with an error.
 const patience = 7 * time.Second

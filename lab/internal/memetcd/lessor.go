@@ -92,7 +92,7 @@ func (s *state) promote() {
 }
 
 func (s *state) timeToLive(r *pb.LeaseTimeToLiveRequest) *pb.LeaseTimeToLiveResponse {
-	checkFields(r, &pb.LeaseTimeToLiveRequest{ID: r.ID})
+	checkFields(r, "ID")
 	res := &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: -1}
 	if l := s.leases[r.ID]; l != nil {
 		res.TTL = int64(time.Until(l.end).Seconds())

@@ -46,42 +46,36 @@ func (m *Member) set(f func()) {
 	m.c.do(func() { f(); m.c.electLocked() })
 }
 
-// Freeze stops the process. Its connections stay, but transfer nothing.
-func (m *Member) Freeze() {
+// Freeze stops the process until heal is called. Its connections stay, but transfer nothing. A
+// request that arrives meanwhile may be carried out even if its sender has given up.
+func (m *Member) Freeze() (heal func()) {
 	m.set(func() { m.frozen = true })
 	m.proxy.Stall()
-}
-
-// Thaw ends a Freeze. A request that arrived meanwhile may be carried out even if its sender has
-// given up.
-func (m *Member) Thaw() {
-	m.set(func() { m.frozen = false })
-	m.proxy.Flow()
+	return func() {
+		m.set(func() { m.frozen = false })
+		m.proxy.Flow()
+	}
 }
 
 // Isolate cuts the member off from the other members, but not from the clients.
-func (m *Member) Isolate() {
+func (m *Member) Isolate() (heal func()) {
 	m.set(func() {
 		if !m.isolated {
 			m.isolated = true
 			m.stale = m.c.state.rev
 		}
 	})
+	return func() { m.set(func() { m.isolated = false }) }
 }
 
-// Join connects the member to the others again after an Isolate.
-func (m *Member) Join() { m.set(func() { m.isolated = false }) }
-
-// Kill ends the process and its connections.
-func (m *Member) Kill() {
+// Kill ends the process and its connections. The function heal starts the process again.
+func (m *Member) Kill() (heal func()) {
 	m.set(func() { m.up = false; m.lives++ })
 	m.proxy.Down()
-}
-
-// Start starts the process again after a Kill.
-func (m *Member) Start() {
-	m.set(func() { m.up = true })
-	m.proxy.Up()
+	return func() {
+		m.set(func() { m.up = true })
+		m.proxy.Up()
+	}
 }
 
 // Fail makes each later request fail with the probability bad. A request that fails is lost, its
