@@ -71,7 +71,7 @@ func (b *bench) judge(c contestant, s contest, f figures, reports []report) (fig
 	if !c.peer() {
 		return nil, fmt.Errorf("%w: %s", errWrong, text)
 	}
-	b.results.note("one key, %v: %s: %s", s, c.name, text)
+	b.note("one key, %v: %s: %s", s, c.name, text)
 	return f, nil
 }
 

@@ -51,7 +51,7 @@ func (d distinct) measure(ctx context.Context, b *bench, c contestant) (figures,
 	}
 
 	if made.stuck > 0 {
-		b.results.note("%s, %v: %d callers of %s still waited for a free key a second after the end", uncontended, d, made.stuck, c.name)
+		b.note("%s, %v: %d callers of %s still waited for a free key a second after the end", uncontended, d, made.stuck, c.name)
 	}
 	n := float64(made.pairs)
 	return figures{
@@ -64,22 +64,18 @@ func (d distinct) measure(ctx context.Context, b *bench, c contestant) (figures,
 	}, nil
 }
 
-// distinctKeys returns a list of keys for each caller. No key is in two lists.
+// distinctKeys returns a list of keys for each caller. No key is in two lists, and all have the same
+// length.
 func distinctKeys(callers, each int) [][]string {
 	keys := make([][]string, callers)
 	name := rand.Text()[:8]
 	for i := range keys {
 		for k := range each {
-			keys[i] = append(keys[i], keyOf(name, i, k))
+			keys[i] = append(keys[i], fmt.Sprintf("bench:%s:%05d:%03d", name, i, k))
 		}
 	}
 
 	return keys
-}
-
-// keyOf returns the name of a key of a caller. All such names have the same length.
-func keyOf(name string, caller, key int) string {
-	return fmt.Sprintf("bench:%s:%05d:%03d", name, caller, key)
 }
 
 // made counts what callers have done. A pair is a Lock and its Unlock.

@@ -81,8 +81,7 @@ func (o options) do(ctx context.Context, out io.Writer) (*run, error) {
 	defer r.Close()
 	return r, r.Do(func() error {
 		r.store = o.openStore(r.Lab)
-		r.store.faults(&r.faults)
-		r.faults = slices.DeleteFunc(r.faults,
+		r.faults = slices.DeleteFunc(r.store.faults,
 			func(f *fault) bool { return !strings.Contains(f.name, o.only) })
 		err := r.Do(func() error { r.torture(ctx); return nil })
 		if !errors.Is(err, errStill) {

@@ -61,7 +61,7 @@ func (s span) entries(all map[string]*mvccpb.KeyValue) (found []*mvccpb.KeyValue
 	return found
 }
 
-func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
+func (s *state) get(r *pb.RangeRequest) (*pb.RangeResponse, error) {
 	checkFields(r, "key", "range_end", "limit", "max_create_revision", "sort_target", "sort_order")
 	sorted := r.SortTarget == pb.RangeRequest_CREATE
 	if !sorted && r.SortTarget != pb.RangeRequest_KEY {
@@ -85,7 +85,7 @@ func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
 	}
 
 	res.Kvs = kvs
-	return res
+	return res, nil
 }
 
 // byAge sorts entries from the oldest to the newest. Its caller has sorted the entries by key.
@@ -252,7 +252,8 @@ func (s *state) carryOut(b branch, began int64) *pb.TxnResponse {
 		o := &pb.ResponseOp{}
 		res.Responses = append(res.Responses, o)
 		if get := op.GetRequestRange(); get != nil {
-			o.Response = &pb.ResponseOp_ResponseRange{ResponseRange: s.get(get)}
+			found, _ := s.get(get)
+			o.Response = &pb.ResponseOp_ResponseRange{ResponseRange: found}
 			continue
 		}
 
