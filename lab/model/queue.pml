@@ -73,6 +73,7 @@ byte leaves;
 byte i;
 byte head;  /* the waiter to wake; NOBODY between steps */
 
+#define leader lead[c]  /* the lead of the client c */
 #define bit(mask, n) (((mask) >> (n)) & 1)
 #define add(mask, n) mask = mask | (1 << (n))
 #define remove(mask, n) mask = mask & ~(1 << (n))
@@ -87,11 +88,11 @@ byte head;  /* the waiter to wake; NOBODY between steps */
 #define free(n) (record[n] == NOBODY)
 
 /* useful says whether a look changes anything. */
-#define useful(c) (down[lead[c]] || !queued(c, lead[c]) || free(lead[c]) && first(c, lead[c]))
+#define useful(c) (down[leader] || !queued(c, leader) || free(leader) && first(c, leader))
 
 /* The broken variants. */
 #ifdef NO_LOOKS
-#define looks(c) !queued(c, lead[c])  /* a waiter in the queue looks only when it is woken */
+#define looks(c) !queued(c, leader)  /* a waiter in the queue looks only when it is woken */
 #else
 #define looks(c) useful(c)
 #endif
@@ -157,7 +158,7 @@ inline leave(c, n) {
  * queue. */
 inline cleanUp(c) {
 	releasing[c] = releasing[c] | yes[c];
-	wakes[c] = wakes[c] & ~yes[c] | yes[c] & (1 << lead[c]);
+	wakes[c] = wakes[c] & ~yes[c] | yes[c] & (1 << leader);
 	yes[c] = 0;
 	asked[c] = 0
 }
@@ -173,10 +174,10 @@ inline endCall(c) {
 inline look(c, n) {
 	printf("client %d: looks, with node %d as its lead\n", c, n);
 	if
-	:: lead[c] != n -> leave(c, lead[c])
+	:: leader != n -> leave(c, leader)
 	:: else
 	fi;
-	lead[c] = n;
+	leader = n;
 	woken[c] = false;
 	state[c] = ASKS_LEAD
 }
@@ -191,27 +192,27 @@ proctype Client(byte c) {
 	}
 	:: atomic { state[c] == WAITS && (woken[c] || looks(c)) ->
 		if
-		:: !down[lead[c]] -> look(c, lead[c])
-		:: down[lead[c]] -> look(c, 1 - lead[c])  /* another node leads for this client */
+		:: !down[leader] -> look(c, leader)
+		:: down[leader] -> look(c, 1 - leader)  /* another node leads for this client */
 		fi
 	}
-	:: atomic { state[c] == WAITS && moves < MOVES && !down[1 - lead[c]] -> moves++; look(c, 1 - lead[c]) }
+	:: atomic { state[c] == WAITS && moves < MOVES && !down[1 - leader] -> moves++; look(c, 1 - leader) }
 	/* A client that has met no rival asks all nodes, without asking its lead first. */
-	:: d_step { state[c] == ASKS_LEAD && !queued(c, lead[c]) && moves < MOVES -> moves++; state[c] = ASKS_ALL }
+	:: d_step { state[c] == ASKS_LEAD && !queued(c, leader) && moves < MOVES -> moves++; state[c] = ASKS_ALL }
 	/* The lead does not answer. */
-	:: d_step { state[c] == ASKS_LEAD && down[lead[c]] -> state[c] = ASKS_ALL }
+	:: d_step { state[c] == ASKS_LEAD && down[leader] -> state[c] = ASKS_ALL }
 	/* queue.lua. */
-	:: d_step { state[c] == ASKS_LEAD && !down[lead[c]] && takes(lead[c]) && says(c, lead[c]) ->
-		printf("node %d: as the lead, votes for client %d\n", lead[c], c);
-		remove(places[lead[c]], c);
-		record[lead[c]] = c;
-		yes[c] = 1 << lead[c];
+	:: d_step { state[c] == ASKS_LEAD && !down[leader] && takes(leader) && says(c, leader) ->
+		printf("node %d: as the lead, votes for client %d\n", leader, c);
+		remove(places[leader], c);
+		record[leader] = c;
+		yes[c] = 1 << leader;
 		asked[c] = yes[c];
 		state[c] = ASKS_ALL
 	}
-	:: d_step { state[c] == ASKS_LEAD && !down[lead[c]] && (!takes(lead[c]) || saysNot(c, lead[c])) ->
-		printf("node %d: as the lead, refuses client %d\n", lead[c], c);
-		add(places[lead[c]], c);
+	:: d_step { state[c] == ASKS_LEAD && !down[leader] && (!takes(leader) || saysNot(c, leader)) ->
+		printf("node %d: as the lead, refuses client %d\n", leader, c);
+		add(places[leader], c);
 		state[c] = WAITS
 	}
 	:: d_step { state[c] == ASKS_ALL && quorumOf(yes[c]) ->
@@ -237,7 +238,7 @@ proctype Client(byte c) {
 	:: atomic { leaves < LEAVES && state[c] >= ASKS_LEAD && state[c] <= WAITS ->
 		printf("client %d: leaves\n", c);
 		leaves++;
-		leave(c, lead[c]);
+		leave(c, leader);
 		cleanUp(c);
 		endCall(c)
 	}
@@ -245,7 +246,7 @@ proctype Client(byte c) {
 		printf("client %d: dies\n", c);
 		dead++;
 		if
-		:: queued(c, lead[c]) -> stale[lead[c]] = true; remove(places[lead[c]], c)
+		:: queued(c, leader) -> stale[leader] = true; remove(places[leader], c)
 		:: else
 		fi;
 		state[c] = GONE;

@@ -106,6 +106,7 @@ byte i;  /* the index of loops; 0 between steps */
 #define remove(mask, n) mask = mask & ~(1 << (n))
 #define has(c, n) bit(records[n], c)
 #define quorumOf(mask) (bit(mask, 0) + bit(mask, 1) + bit(mask, 2) >= QUORUM)
+#define holds(c) (state[c] == HOLDS)
 #define trying(c) (state[c] == ASKING || state[c] == RAISING)
 #define voted(c) ((voteAt(c, 0) == YES) + (voteAt(c, 1) == YES) + (voteAt(c, 2) == YES))
 #define mayVote(n) (mark[n] != 0 && thisRun[n])
@@ -212,7 +213,7 @@ inline becomesSure(c, n) {
 inline end(c) {
 #ifdef RECORD_PER_TOKEN
 	if
-	:: state[c] == HOLDS -> token[c] = began[c]
+	:: holds(c) -> token[c] = began[c]
 	:: else
 	fi;
 #endif
@@ -275,7 +276,7 @@ inline endTerm(c, other) {
 	fi;
 #ifndef LATE_END
 	if
-	:: state[c] == HOLDS && ended[c] >= until[c] -> end(c)
+	:: holds(c) && ended[c] >= until[c] -> end(c)
 	:: trying(c) && ended[c] >= attempt[c] -> end(c)
 	:: else
 	fi;
@@ -350,7 +351,7 @@ inline checkVote(c, n) {
 /* sendVote sends the vote of a node, with its mark. */
 inline sendVote(c, n) {
 	if
-	:: state[c] == HOLDS && counted(markOfVote(n)) && sureAt(c, n) < attempt[c] ->
+	:: holds(c) && counted(markOfVote(n)) && sureAt(c, n) < attempt[c] ->
 		sureAt(c, n) = attempt[c]  /* a late vote */
 	:: state[c] == ASKING && voteAt(c, n) == NONE && mayCount(n) ->
 		voteAt(c, n) = SENT;
@@ -405,19 +406,19 @@ proctype Client(byte c) {
 		end(c)
 	}
 	/* Unlock. */
-	:: d_step { state[c] == HOLDS ->
+	:: d_step { holds(c) ->
 		printf("client %d: unlocks\n", c);
 		end(c)
 	}
 	/* Renew. */
-	:: d_step { state[c] == HOLDS && began[c] < terms(c) ->
+	:: d_step { holds(c) && began[c] < terms(c) ->
 		began[c]++;
 		clearRenewal(c);
 		renewal[c] = began[c];
 		printf("client %d: renews, term %d\n", c, renewal[c])
 	}
 	/* A quorum has renewed the lease. A lease that has ended is never renewed. */
-	:: d_step { state[c] == HOLDS && renewal[c] > until[c] && quorumOf(renewYes[c]) ->
+	:: d_step { holds(c) && renewal[c] > until[c] && quorumOf(renewYes[c]) ->
 		until[c] = renewal[c];
 		confirmed[c] = true;
 		printf("client %d: is renewed\n", c)
@@ -431,7 +432,7 @@ proctype Link(byte c; byte n) {
 	:: d_step { state[c] == ASKING && countable(c, n) -> checkVote(c, n) }
 #ifdef FENCES
 	/* acquire.lua. */
-	:: d_step { (trying(c) || state[c] == HOLDS) && open(n) ->
+	:: d_step { (trying(c) || holds(c)) && open(n) ->
 		printf("node %d: votes for client %d, attempt %d\n", n, c, attempt[c]);
 		enter(c, n, attempt[c]);
 		sendVote(c, n)
@@ -454,11 +455,11 @@ proctype Link(byte c; byte n) {
 	 * both at once, on the lead, can do no more than that. The two are one step if
 	 * the client has a lease already, because a loss between them is like one after both; and if no
 	 * fault is left, unless the node has no mark yet. */
-	:: d_step { (state[c] == ASKING || state[c] == HOLDS) && open(n) ->
+	:: d_step { (state[c] == ASKING || holds(c)) && open(n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
 		enter(c, n, attempt[c]);
 		if
-		:: state[c] == HOLDS || faults == FAULTS && mark[n] != 0 -> sendVote(c, n)
+		:: holds(c) || faults == FAULTS && mark[n] != 0 -> sendVote(c, n)
 		:: state[c] == ASKING && (faults < FAULTS || mark[n] == 0) && voteAt(c, n) == NONE && mayCount(n) ->
 			add(asked[c], n)
 		:: else
@@ -487,7 +488,7 @@ proctype Link(byte c; byte n) {
 		fi
 	}
 	/* renew.lua. It also raises the counter, whether or not the record is there. */
-	:: d_step { state[c] == HOLDS && renewal[c] > 0 && !bit(renewYes[c] | unsure[c] | lost[c] | mended[c], n) ->
+	:: d_step { holds(c) && renewal[c] > 0 && !bit(renewYes[c] | unsure[c] | lost[c] | mended[c], n) ->
 		raise(c, n);
 		if
 		:: has(c, n) ->
@@ -506,7 +507,7 @@ proctype Link(byte c; byte n) {
 		fi
 	}
 	/* repair.lua. */
-	:: d_step { state[c] == HOLDS && confirmed[c] && bit(lost[c] | unsure[c], n) && ended[c] < renewal[c] && (has(c, n) || open(n)) ->
+	:: d_step { holds(c) && confirmed[c] && bit(lost[c] | unsure[c], n) && ended[c] < renewal[c] && (has(c, n) || open(n)) ->
 		printf("node %d: repairs the record of client %d\n", n, c);
 		enter(c, n, renewal[c]);
 		remove(lost[c], n);
@@ -514,7 +515,7 @@ proctype Link(byte c; byte n) {
 		add(mended[c], n)
 	}
 	/* The record counts from the next renewal on. */
-	:: d_step { state[c] == HOLDS && confirmed[c] && bit(mended[c], n) && ended[c] < renewal[c] ->
+	:: d_step { holds(c) && confirmed[c] && bit(mended[c], n) && ended[c] < renewal[c] ->
 		printf("node %d: its record of client %d is sure\n", n, c);
 		remove(mended[c], n);
 		becomesSure(c, n)
@@ -553,7 +554,7 @@ proctype Time(byte c; byte other) {
 	do
 	:: d_step { ended[c] < began[c] -> endTerm(c, other) }
 #ifdef LATE_END
-	:: d_step { state[c] == HOLDS && ended[c] >= until[c] -> end(c) }
+	:: d_step { holds(c) && ended[c] >= until[c] -> end(c) }
 #endif
 	od
 }
