@@ -86,7 +86,7 @@ compare:
 results:
 	mkdir -p docs/results
 	cd lab/bench && go run . --fill
-	cd lab && go run ./torture -parallel 2 -results ../docs/results/torture.md -history history.json && go run ./torture -check history.json
+	cd lab && go run ./torture -parallel 2 -results ../docs/results/torture.md
 
 # Every strategy that processes share under faults, with a new seed, which is printed.
 torture:

@@ -37,16 +37,15 @@ func (s repetition) measure(ctx context.Context, b *bench, c contestant) (figure
 	}
 
 	return figures{
-		"pairs_per_s":   float64(made.pairs) / made.took.Seconds(),
-		"other_p50_ms":  percentile(waits, 50) / 1e3,
-		"other_p99_ms":  percentile(waits, 99) / 1e3,
-		"others_served": float64(len(waits)),
+		"pairs/s":                  float64(made.pairs) / made.took.Seconds(),
+		"the other's wait, p50 ms": percentile(waits, 50) / 1e3,
+		"p99 ms":                   percentile(waits, 99) / 1e3,
+		"its holds":                float64(len(waits)),
 	}, nil
 }
 
 // repeated returns the table of the scenario "again".
 func (r *results) repeated(p plan) string {
 	return r.table(r.rows(p.sections(again)[0], 1),
-		r.plain("pairs/s", "pairs_per_s"), r.plain("the other's wait, p50 ms", "other_p50_ms"),
-		r.plain("p99 ms", "other_p99_ms"), r.plain("its holds", "others_served"))
+		r.metrics("pairs/s", "the other's wait, p50 ms", "p99 ms", "its holds"))
 }

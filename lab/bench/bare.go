@@ -45,11 +45,6 @@ type bareCaller struct {
 // polling is the pause of a contestant that polls for a key.
 const polling = 10 * time.Millisecond
 
-type bareLock struct {
-	*bareCaller
-	key, token string
-}
-
 func openBare(batched bool, pause time.Duration) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
 		rdb, end, err := connectBatched(s.One, batched)
@@ -62,12 +57,12 @@ var errTaken = errors.New("the key is held")
 var compareAndDelete = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 
 func (b *bareCaller) lock(ctx context.Context, key string) (held, error) {
-	l := &bareLock{b, key, crypto.Text()}
+	token := crypto.Text()
 	for {
-		err := b.rdb.SetArgs(ctx, key, l.token, redis.SetArgs{Mode: "NX", TTL: b.term}).Err()
+		err := b.rdb.SetArgs(ctx, key, token, redis.SetArgs{Mode: "NX", TTL: b.term}).Err()
 		switch {
 		case err == nil:
-			return l, nil
+			return unlock(func(ctx context.Context) error { return b.unlock(ctx, key, token) }), nil
 		case err != redis.Nil:
 			return nil, err
 		case b.pause == 0:
@@ -77,10 +72,10 @@ func (b *bareCaller) lock(ctx context.Context, key string) (held, error) {
 	}
 }
 
-func (l *bareLock) Unlock(ctx context.Context) error {
-	n, err := compareAndDelete.Run(ctx, l.rdb, []string{l.key}, l.token).Int()
+func (b *bareCaller) unlock(ctx context.Context, key, token string) error {
+	n, err := compareAndDelete.Run(ctx, b.rdb, []string{key}, token).Int()
 	if err == nil && n != 1 {
-		err = fmt.Errorf("%s was lost", l.key)
+		err = fmt.Errorf("%s was lost", key)
 	}
 	return err
 }
@@ -90,10 +85,6 @@ func (b *bareCaller) close() { _ = b.end() }
 // quorum sends only the commands of a lock on five nodes. It asks all nodes at once, until three
 // nodes have granted or three nodes have failed. Unlock also releases grants that came later.
 type quorum struct{ nodes []locker }
-
-type quorumLock struct {
-	acquired []chan held // for each node, a channel that receives the node's grant or nil
-}
 
 func openQuorum(ctx context.Context, s stores, term time.Duration) (locker, error) {
 	q := &quorum{}
@@ -110,32 +101,30 @@ func openQuorum(ctx context.Context, s stores, term time.Duration) (locker, erro
 }
 
 func (q *quorum) lock(ctx context.Context, key string) (held, error) {
-	l := &quorumLock{make([]chan held, len(q.nodes))}
-	for i := range l.acquired {
-		l.acquired[i] = make(chan held, 1)
+	acquired := make([]chan held, len(q.nodes)) // for each node, it receives the node's grant or nil
+	for i := range acquired {
+		acquired[i] = make(chan held, 1)
 	}
+	release := unlock(func(ctx context.Context) error {
+		return most(ctx, len(acquired), func(ctx context.Context, i int) error {
+			h := <-acquired[i] // wait, because the release must not overtake the acquire
+			if h == nil {
+				return errTaken
+			}
+			return h.Unlock(ctx)
+		})
+	})
+
 	err := most(ctx, len(q.nodes), func(ctx context.Context, i int) error {
 		h, err := q.nodes[i].lock(ctx, key)
-		l.acquired[i] <- h
+		acquired[i] <- h
 		return err
 	})
-
 	if err != nil {
-		_ = l.Unlock(ctx)
+		_ = release(ctx)
 		return nil, err
 	}
-
-	return l, nil
-}
-
-func (l *quorumLock) Unlock(ctx context.Context) error {
-	return most(ctx, len(l.acquired), func(ctx context.Context, i int) error {
-		h := <-l.acquired[i] // wait, because the release must not overtake the acquire
-		if h == nil {
-			return errTaken
-		}
-		return h.Unlock(ctx)
-	})
+	return release, nil
 }
 
 // most calls do for 0 to n-1 at the same time. It returns nil once a majority of the calls has

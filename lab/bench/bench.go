@@ -25,8 +25,8 @@ type bench struct {
 	meter   meter
 	workers []*crew.Process
 	// for each contestant, a locker that stays open until the process ends
-	open    map[string]locker
-	results *results
+	open map[string]locker
+	*results
 }
 
 // errWrong is a failure that a slow machine does not explain.
@@ -47,7 +47,7 @@ func (b *bench) locker(ctx context.Context, c contestant) (l locker, err error) 
 func (b *bench) run(ctx context.Context, names []string) error {
 	for round := range b.plan.rounds {
 		for _, scenario := range names {
-			if round > 0 && scenario != uncontended && scenario != contended {
+			if round > 0 && slices.Index(scenarios, scenario) > slices.Index(scenarios, apart) {
 				continue
 			}
 			if err := b.round(ctx, round, scenario); err != nil {
@@ -62,7 +62,7 @@ func (b *bench) run(ctx context.Context, names []string) error {
 // round carries out the turns of a scenario. In each setting, the contestants follow one after
 // another. Each round begins with a different contestant.
 func (b *bench) round(ctx context.Context, round int, scenario string) error {
-	contestants := b.results.contestants
+	contestants := b.contestants
 	first := round * len(contestants) / b.plan.rounds
 	for _, s := range b.plan.settings[scenario] {
 		in := section{scenario, s.String()}
@@ -71,9 +71,9 @@ func (b *bench) round(ctx context.Context, round int, scenario string) error {
 			continue
 		}
 		fmt.Fprintf(os.Stderr, "%4.0fs  round %d of %d  %s: %s\n",
-			time.Since(b.results.Began).Seconds(), round+1, b.plan.rounds, scenario, in.setting)
+			time.Since(b.Began).Seconds(), round+1, b.plan.rounds, scenario, in.setting)
 		for _, c := range slices.Concat(contestants[first:], contestants[:first]) {
-			if !s.includes(c) {
+			if !c.takes(scenario, s) {
 				continue
 			}
 			if err := b.turn(ctx, in, s, c); err != nil {
@@ -93,13 +93,13 @@ func (b *bench) turn(ctx context.Context, in section, s setting, c contestant) e
 	name := fmt.Sprintf("%s, %s: %s", in.scenario, in.setting, c.name)
 	switch {
 	case err == nil:
-		b.results.add(in.cell(c.name), f)
+		b.add(in.cell(c.name), f)
 	case errors.Is(err, errWrong):
 		return fmt.Errorf("%s: %w", name, err)
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case c.group == theirs || errors.Is(err, errMany) || excused(err, 0, term):
-		b.results.note("%s has no figures: %v", name, err)
+	case c.peer() || errors.Is(err, errMany) || excused(err, 0, term):
+		b.note("%s has no figures: %v", name, err)
 	default:
 		return fmt.Errorf("%s: %w", name, err)
 	}

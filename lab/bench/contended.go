@@ -68,10 +68,10 @@ func (b *bench) judge(c contestant, s contest, f figures, reports []report) (fig
 	}
 	text := fmt.Sprintf("%v times two callers held the key at once, %d errors %s", overlaps,
 		refused, first)
-	if c.group != theirs {
+	if !c.peer() {
 		return nil, fmt.Errorf("%w: %s", errWrong, text)
 	}
-	b.results.note("one key, %v: %s: %s", s, c.name, text)
+	b.note("one key, %v: %s: %s", s, c.name, text)
 	return f, nil
 }
 
@@ -115,14 +115,14 @@ func (w *window) figures(reports []report) figures {
 
 	slices.SortFunc(holds, func(a, b hold) int { return cmp.Compare(a.Got, b.Got) })
 	f := w.pass(holds)
-	f["longest_wait_ms"] = float64(longest) / 1e6
+	f["longest wait ms"] = float64(longest) / 1e6
 	f["starved"] = starved
-	f["jain_callers"] = jain(shares)
-	f["jain_processes"] = jain(ofProcesses)
+	f["Jain, callers"] = jain(shares)
+	f["Jain, processes"] = jain(ofProcesses)
 
 	equal := sum(shares) / float64(len(shares))
-	f["smallest_share"] = slices.Min(shares) / equal
-	f["largest_share"] = slices.Max(shares) / equal
+	f["smallest share"] = slices.Min(shares) / equal
+	f["largest share"] = slices.Max(shares) / equal
 	return f
 }
 
@@ -177,12 +177,12 @@ func (w *window) pass(holds []hold) figures {
 
 	seconds := float64(w.to-w.from) / 1e9
 	return figures{
-		"acquisitions_per_s": n / seconds,
-		"holders_per_s":      holders / seconds,
-		"changes_per_s":      changes / seconds,
-		"between_p50_us":     percentile(between, 50),
-		"commands_per_lock":  w.server.commands / n,
-		"held_percent":       float64(held) / float64(w.to-w.from) * 100,
-		"overlaps":           overlaps,
+		"acquisitions/s":            n / seconds,
+		"changes of holder/s":       holders / seconds,
+		"changes of process/s":      changes / seconds,
+		"between processes, p50 µs": percentile(between, 50),
+		"commands":                  w.server.commands / n,
+		"key held %":                float64(held) / float64(w.to-w.from) * 100,
+		"overlaps":                  overlaps,
 	}
 }

@@ -25,6 +25,11 @@ type held interface {
 	Unlock(ctx context.Context) error
 }
 
+// unlock is a held key, as the function that unlocks it.
+type unlock func(context.Context) error
+
+func (u unlock) Unlock(ctx context.Context) error { return u(ctx) }
+
 // perCaller is a locker that callers of the same key must not share. Each of these callers needs a
 // locker of its own, which the method caller returns.
 type perCaller interface {
@@ -40,32 +45,35 @@ type stores struct {
 	Postgres string // the URL of a PostgreSQL
 }
 
-// The groups of contestants.
-const (
-	bare   = "bare" // no lock library, as a bound of what a lock library can reach
-	ours   = "hasp"
-	theirs = "peer"
-)
-
 // opener opens a contestant.
 type opener func(ctx context.Context, s stores, term time.Duration) (locker, error)
 
-// contestant is one way to lock.
+// contestant is one way to lock. The names of those that are no other lock library begin with "hasp"
+// or with "bare".
 type contestant struct {
 	name  string
-	group string
-	nodes int    // how many Redis servers it uses; 0 if it uses an etcd, or onPostgres
-	in    string // the scenarios in which it takes part, and apart
+	nodes int // how many Redis servers it uses; 0 if it uses an etcd, or onPostgres
 	// the largest number of leases that it is measured with; 0 if it does not renew by itself
 	most int
+	in   string // the scenarios in which it takes part, besides leases
 	open opener
 }
 
-// apart is for contestants that take part in contests in which each waiter has a process.
-const apart = "apart"
+// peer reports whether the contestant is another lock library.
+func (c contestant) peer() bool {
+	return !strings.HasPrefix(c.name, "hasp") && !strings.HasPrefix(c.name, "bare")
+}
 
-// takes reports whether a contestant takes part in a scenario.
-func (c contestant) takes(scenario string) bool {
+// takes reports whether a contestant takes part in a setting of a scenario.
+func (c contestant) takes(scenario string, s setting) bool {
+	switch s := s.(type) {
+	case contest:
+		if s.nodes != 0 && s.nodes != c.nodes {
+			return false
+		}
+	case crowd:
+		return c.most > 0 && s.leases <= c.most && s.five == (c.nodes == 5)
+	}
 	return slices.Contains(strings.Fields(c.in), scenario)
 }
 
@@ -74,51 +82,34 @@ const (
 	few = 10_000
 )
 
+// The columns are name, nodes, most, in and open.
 func contestants() []contestant {
 	return []contestant{
-		{name: "bare", group: bare, nodes: 1, in: "uncontended contended fair again",
-			open: openBare(false, polling)},
-		{name: "bare-batched", group: bare, nodes: 1, in: "uncontended",
-			open: openBare(true, polling)},
-		{name: "bare-quorum", group: bare, nodes: 5, in: "uncontended", open: openQuorum},
-		{name: "hasp-spinlock", group: ours, nodes: 1, most: all,
-			in: "uncontended contended fair again lockall apart", open: openHasp("spinlock")},
-		{name: "hasp-spinlock-client", group: ours, nodes: 1, in: "uncontended lockall",
-			open: openPassed},
-		{name: "hasp-pubsublock", group: ours, nodes: 1, most: few,
-			in: "uncontended contended fair again lockall", open: openHasp("pubsublock")},
-		{name: "hasp-fairlock", group: ours, nodes: 1, most: all,
-			in: "uncontended contended fair again lockall", open: openHasp("fairlock")},
-		{name: "hasp-spinlock-linger", group: ours, nodes: 1, in: "again",
-			open: openHasp("spinlock", linger)},
-		{name: "hasp-pubsublock-linger", group: ours, nodes: 1, in: "again",
-			open: openHasp("pubsublock", linger)},
-		{name: "hasp-fairlock-linger", group: ours, nodes: 1, in: "again",
-			open: openHasp("fairlock", linger)},
-		{name: "hasp-redlock", group: ours, nodes: 5, most: few,
-			in: "uncontended contended fair lockall", open: openRedlock},
-		{name: "hasp-etcdlock", group: ours, most: few, in: "uncontended contended apart",
-			open: openEtcdlock},
-		{name: "hasp-pglock", group: ours, nodes: onPostgres, in: "uncontended apart",
-			open: openPglock},
-		{name: "redislock", group: theirs, nodes: 1, in: "uncontended contended fair",
-			open: openRedislock(false)},
-		{name: "redislock-batched", group: theirs, nodes: 1, in: "uncontended",
-			open: openRedislock(true)},
-		{name: "redsync", group: theirs, nodes: 1, in: "uncontended contended fair",
-			open: openRedsync(1, false)},
-		{name: "redsync-5", group: theirs, nodes: 5, in: "uncontended contended fair",
-			open: openRedsync(5, false)},
-		{name: "redsync-5-failfast", group: theirs, nodes: 5, in: "uncontended",
-			open: openRedsync(5, true)},
-		{name: "rueidislock", group: theirs, nodes: 1, most: all,
-			in: "uncontended contended fair apart", open: openRueidislock(true)},
-		{name: "rueidislock-default", group: theirs, nodes: 1, in: "uncontended",
-			open: openRueidislock(false)},
-		{name: "etcd", group: theirs, most: few, in: "uncontended contended apart", open: openEtcd},
-		{name: "postgres-advisory", group: theirs, nodes: onPostgres,
-			in: "uncontended apart", open: openAdvisory},
-		{name: ringName, group: bare, nodes: 1, in: "contended fair", open: openRing},
+		{"bare", 1, 0, "uncontended contended fair again", openBare(false, polling)},
+		{"bare-batched", 1, 0, "uncontended", openBare(true, polling)},
+		{"bare-quorum", 5, 0, "uncontended", openQuorum},
+		{"hasp-spinlock", 1, all, "uncontended contended fair again lockall apart",
+			openHasp("spinlock")},
+		{"hasp-spinlock-client", 1, 0, "uncontended lockall", openPassed},
+		{"hasp-pubsublock", 1, few, "uncontended contended fair again lockall",
+			openHasp("pubsublock")},
+		{"hasp-fairlock", 1, all, "uncontended contended fair again lockall", openHasp("fairlock")},
+		{"hasp-spinlock-linger", 1, 0, "again", openHasp("spinlock", linger)},
+		{"hasp-pubsublock-linger", 1, 0, "again", openHasp("pubsublock", linger)},
+		{"hasp-fairlock-linger", 1, 0, "again", openHasp("fairlock", linger)},
+		{"hasp-redlock", 5, few, "uncontended contended fair lockall", openHasp("redlock")},
+		{"hasp-etcdlock", 0, few, "uncontended contended apart", openHasp("etcdlock")},
+		{"hasp-pglock", onPostgres, 0, "uncontended apart", openHasp("pglock")},
+		{"redislock", 1, 0, "uncontended contended fair", openRedislock(false)},
+		{"redislock-batched", 1, 0, "uncontended", openRedislock(true)},
+		{"redsync", 1, 0, "uncontended contended fair", openRedsync(1, false)},
+		{"redsync-5", 5, 0, "uncontended contended fair", openRedsync(5, false)},
+		{"redsync-5-failfast", 5, 0, "uncontended", openRedsync(5, true)},
+		{"rueidislock", 1, all, "uncontended contended fair apart", openRueidislock(true)},
+		{"rueidislock-default", 1, 0, "uncontended", openRueidislock(false)},
+		{"etcd", 0, few, "uncontended contended apart", openEtcd},
+		{"postgres-advisory", onPostgres, 0, "uncontended apart", openAdvisory},
+		{ringName, 1, 0, "contended fair", openRing},
 	}
 }
 

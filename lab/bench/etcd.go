@@ -8,8 +8,6 @@ import (
 	etcd "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
-
-	_ "github.com/hasplock/hasp/etcdlock"
 )
 
 // etcdCaller is an etcd session. Callers of distinct keys share one session. Callers of the same
@@ -31,10 +29,6 @@ func openEtcd(_ context.Context, s stores, term time.Duration) (locker, error) {
 		return nil, errors.Join(err, c.Close())
 	}
 	return e, nil
-}
-
-func openEtcdlock(ctx context.Context, s stores, term time.Duration) (locker, error) {
-	return openURL(ctx, "etcdlock+etcd://"+s.Etcd, term)
 }
 
 func (e *etcdCaller) caller(context.Context) (locker, error) {

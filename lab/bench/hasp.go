@@ -8,7 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp"
+	_ "github.com/hasplock/hasp/etcdlock"
 	_ "github.com/hasplock/hasp/fairlock"
+	_ "github.com/hasplock/hasp/pglock"
 	_ "github.com/hasplock/hasp/pubsublock"
 	_ "github.com/hasplock/hasp/redlock"
 	"github.com/hasplock/hasp/spinlock"
@@ -22,10 +24,27 @@ type haspLocker struct {
 	opts []hasp.Option // for each call of Lock
 }
 
+// openHasp opens a strategy by its URL.
 func openHasp(strategy string, opts ...hasp.Option) opener {
 	return func(ctx context.Context, s stores, term time.Duration) (locker, error) {
-		return openURL(ctx, strategy+"+"+s.One, term, opts...)
+		o := &hasp.Options{TTL: term, Timeout: time.Minute}
+		c, err := hasp.Open(ctx, strategy+"+"+s.url(strategy), o)
+		return haspLocker{c, func() {}, opts}, err
 	}
+}
+
+// url returns the URL of the stores of a strategy.
+func (s stores) url(strategy string) string {
+	switch strategy {
+	case "redlock":
+		hosts := strings.NewReplacer("redis://", "", "/0", "")
+		return "redis://" + hosts.Replace(strings.Join(s.Five, ","))
+	case "etcdlock":
+		return "etcd://" + s.Etcd
+	case "pglock":
+		return s.Postgres
+	}
+	return s.One
 }
 
 // openPassed opens a contestant with a client of its own, as programs do that have one already.
@@ -38,22 +57,6 @@ func openPassed(_ context.Context, s stores, term time.Duration) (locker, error)
 	c, err := spinlock.New(rdb,
 		&spinlock.Options{Client: hasp.Options{TTL: term, Timeout: time.Minute}})
 	return haspLocker{c, func() { rdb.Close() }, nil}, err
-}
-
-// openRedlock opens redlock by a URL that contains the hosts of all five servers.
-func openRedlock(ctx context.Context, s stores, term time.Duration) (locker, error) {
-	hosts := make([]string, len(s.Five))
-	for i, url := range s.Five {
-		hosts[i] = strings.TrimSuffix(strings.TrimPrefix(url, "redis://"), "/0")
-	}
-	return openURL(ctx, "redlock+redis://"+strings.Join(hosts, ","), term)
-}
-
-func openURL(
-	ctx context.Context, url string, term time.Duration, opts ...hasp.Option,
-) (locker, error) {
-	c, err := hasp.Open(ctx, url, &hasp.Options{TTL: term, Timeout: time.Minute})
-	return haspLocker{c, func() {}, opts}, err
 }
 
 func (h haspLocker) lock(ctx context.Context, key string) (held, error) {

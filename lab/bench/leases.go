@@ -63,12 +63,12 @@ func (s crowd) measure(ctx context.Context, b *bench, c contestant) (f figures, 
 	each := without.server.scripts / float64(len(without.pairs)) // scripts of a lone pair
 	renewals := (with.server.scripts - each*float64(len(with.pairs))) / float64(len(b.meter.servers(c)))
 	return figures{
-		"renewals_per_s":         max(renewals, 0) / with.seconds,
-		"client_keeping_percent": (with.cpu/with.seconds - without.cpu/without.seconds) * 100,
-		"server_keeping_percent": (with.server.cpu/with.seconds - without.server.cpu/without.seconds) * 100,
-		"client_bytes_per_lease": memory / float64(s.leases),
-		"p50_us":                 percentile(with.pairs, 50),
-		"p99_us":                 percentile(with.pairs, 99),
+		"renewals/s":          max(renewals, 0) / with.seconds,
+		"client, % of a core": (with.cpu/with.seconds - without.cpu/without.seconds) * 100,
+		"server, % of a core": (with.server.cpu/with.seconds - without.server.cpu/without.seconds) * 100,
+		"client bytes/lease":  memory / float64(s.leases),
+		"lone pair p50 µs":    percentile(with.pairs, 50),
+		"p99 µs":              percentile(with.pairs, 99),
 	}, nil
 }
 

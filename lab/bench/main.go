@@ -76,7 +76,7 @@ func measure(ctx context.Context, quick bool, only []string, out string) (*resul
 	b := &bench{plan: planOf(quick), only: settings, open: map[string]locker{},
 		results: newResults(all)}
 	defer b.servers.Close()
-	b.results.Quick = quick
+	b.Quick = quick
 	err := b.servers.Do(func() error {
 		b.start(ctx)
 		return b.run(ctx, names)
@@ -85,5 +85,5 @@ func measure(ctx context.Context, quick bool, only []string, out string) (*resul
 	if err != nil {
 		return nil, err
 	}
-	return b.results, b.results.write(out)
+	return b.results, b.write(out)
 }

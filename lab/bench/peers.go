@@ -24,8 +24,6 @@ type redislockCaller struct {
 	end  func() error
 }
 
-type redislockLock redislock.Lock
-
 // waits is the retry strategy in redislock's README. redislock has no default strategy.
 var waits = redislock.LinearBackoff(100 * time.Millisecond)
 
@@ -38,10 +36,8 @@ func openRedislock(batched bool) opener {
 
 func (r *redislockCaller) lock(ctx context.Context, key string) (held, error) {
 	l, err := r.c.Obtain(ctx, key, r.term, &redislock.Options{RetryStrategy: waits})
-	return (*redislockLock)(l), err
+	return unlock(l.Release), err
 }
-
-func (l *redislockLock) Unlock(ctx context.Context) error { return (*redislock.Lock)(l).Release(ctx) }
 
 func (r *redislockCaller) close() { _ = r.end() }
 
@@ -52,8 +48,6 @@ type redsyncCaller struct {
 	r       *redsync.Redsync
 	options []redsync.Option
 }
-
-type redsyncLock redsync.Mutex
 
 func openRedsync(nodes int, failFast bool) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
@@ -82,18 +76,16 @@ func openRedsync(nodes int, failFast bool) opener {
 
 func (c *redsyncCaller) lock(ctx context.Context, key string) (held, error) {
 	m := c.r.NewMutex(key, c.options...)
-	return (*redsyncLock)(m), m.LockContext(ctx)
+	return unlock(func(ctx context.Context) error {
+		ok, err := m.UnlockContext(ctx)
+		if ok {
+			return nil // ignore the errors of a minority of the nodes
+		}
+		return cmp.Or(err, errNotUnlocked)
+	}), m.LockContext(ctx)
 }
 
 var errNotUnlocked = errors.New("unlock: the lock was lost")
-
-func (l *redsyncLock) Unlock(ctx context.Context) error {
-	ok, err := (*redsync.Mutex)(l).UnlockContext(ctx)
-	if ok {
-		return nil // ignore the errors of a minority of the nodes
-	}
-	return cmp.Or(err, errNotUnlocked)
-}
 
 func (c *redsyncCaller) close() {
 	for _, rdb := range c.rdbs {
@@ -104,8 +96,6 @@ func (c *redsyncCaller) close() {
 // rueidislock
 
 type rueidisCaller struct{ l rueidislock.Locker }
-
-type rueidisLock context.CancelFunc
 
 func openRueidislock(tuned bool) opener {
 	return func(_ context.Context, s stores, term time.Duration) (locker, error) {
@@ -128,12 +118,10 @@ func openRueidislock(tuned bool) opener {
 
 func (r rueidisCaller) lock(ctx context.Context, key string) (held, error) {
 	_, cancel, err := r.l.WithContext(ctx, key)
-	return rueidisLock(cancel), err
-}
-
-func (l rueidisLock) Unlock(context.Context) error {
-	l() // returns after the release, without a result
-	return nil
+	return unlock(func(context.Context) error {
+		cancel() // returns after the release, without a result
+		return nil
+	}), err
 }
 
 func (r rueidisCaller) close() { r.l.Close() }

@@ -18,14 +18,14 @@ func (b *bench) pin(ctx context.Context, c contestant) (unpin func()) {
 	bind := func(processors string, pids ...string) {
 		for _, pid := range pids {
 			if err := exec.Command("taskset", "-a", "-p", "-c", processors,
-				pid).Run(); err != nil && b.results.Pinned {
-				b.results.Pinned = false
-				b.results.note("one goroutine is not pinned: taskset: %v", err)
+				pid).Run(); err != nil && b.Pinned {
+				b.Pinned = false
+				b.note("one goroutine is not pinned: taskset: %v", err)
 			}
 		}
 	}
 
-	if b.results.Pinned {
+	if b.Pinned {
 		bind("1", stores...)
 		bind("0", own)
 		// otherwise the runtime would notice the binding in the middle of a turn

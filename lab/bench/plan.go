@@ -19,7 +19,6 @@ type plan struct {
 // setting is a setting of a scenario.
 type setting interface {
 	String() string
-	includes(contestant) bool // whether a contestant takes part
 	measure(context.Context, *bench, contestant) (figures, error)
 }
 
@@ -41,15 +40,6 @@ func (p plan) held(nodes int) (all []section) {
 	return all
 }
 
-// apart returns the section in which each waiter has a process and holds the key for a while.
-func (p plan) apart() section {
-	i := slices.IndexFunc(p.settings[contended], func(s setting) bool {
-		c := s.(contest)
-		return c.alone && c.hold > 0
-	})
-	return section{contended, p.settings[contended][i].String()}
-}
-
 // distinct is a setting of the scenario without contention. In each round every contestant has
 // several short turns, because on a machine with few processors the figures depend on the processor
 // on which a server runs, and a server stays on one processor for a while.
@@ -58,8 +48,6 @@ type distinct struct {
 	keys       int // the number of keys that each goroutine has
 	length     time.Duration
 }
-
-func (d distinct) includes(c contestant) bool { return c.takes(uncontended) }
 
 // contest is a setting of the scenarios with one contended key.
 type contest struct {
@@ -70,8 +58,6 @@ type contest struct {
 	think              time.Duration // mean pause of a caller between two turns
 	// the number of nodes of the contestants that take part; 0 means any number
 	nodes int
-	// each waiter has a process
-	alone bool
 }
 
 // warmup is the longest time from the start of a contest to its window, not counting queueing.
@@ -81,23 +67,11 @@ const warmup = 400 * time.Millisecond
 // take a while to queue.
 const queueing = 200 * time.Microsecond
 
-func (c contest) includes(d contestant) bool {
-	switch {
-	case c.alone:
-		return d.takes(apart)
-	case c.nodes == 0:
-		return d.takes(contended)
-	}
-	return d.takes(fair) && c.nodes == d.nodes
-}
-
 // repetition is the setting of the scenario in which one caller locks one key again and again.
 type repetition struct {
 	length time.Duration
 	think  time.Duration // mean pause of the caller of another process
 }
-
-func (s repetition) includes(c contestant) bool { return c.takes(again) }
 
 // crowd is a setting of the scenario of many leases. A lone caller is measured without leases
 // first, and then beside the leases.
@@ -112,12 +86,8 @@ type crowd struct {
 // alone is the length of the part without leases.
 const alone = 400 * time.Millisecond
 
-func (c crowd) includes(d contestant) bool {
-	return d.most > 0 && c.leases <= d.most && c.five == (d.nodes == 5)
-}
-
 func (d distinct) String() string {
-	s := count(d.goroutines, "goroutine", "goroutines")
+	s := count(d.goroutines, "goroutine")
 	if d.keys == 1 {
 		s += ", one key each"
 	}
@@ -125,7 +95,7 @@ func (d distinct) String() string {
 }
 
 func (c contest) String() string {
-	s := fmt.Sprintf("%d waiters, %s", c.waiters, count(c.processes, "process", "processes"))
+	s := fmt.Sprintf("%d waiters, %d processes", c.waiters, c.processes)
 	if c.hold > 0 {
 		s += fmt.Sprintf(", hold %v", c.hold)
 	}
@@ -153,15 +123,16 @@ func (c crowd) String() string {
 	return s
 }
 
-func count(n int, one, more string) string {
-	if n == 1 {
-		return "1 " + one
+// count returns a number of things. It adds the plural s to the name of one thing.
+func count(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
 	}
-	return number(float64(n)) + " " + more
+	return number(float64(n)) + " " + thing
 }
 
 // planOf returns the plan with or without --quick. The pages show more about the first settings of
-// the scenarios "contended" and "fair" than about the others.
+// the scenarios "contended", "apart" and "fair" than about the others.
 func planOf(quick bool) plan {
 	const (
 		ms = time.Millisecond
@@ -174,8 +145,8 @@ func planOf(quick bool) plan {
 			contended: {
 				contest{waiters: 8, processes: 4, length: 60 * ms},
 				contest{waiters: 2, processes: 2, length: 60 * ms},
-				contest{waiters: 4, processes: 4, hold: ms, length: 60 * ms, alone: true},
 			},
+			apart: {contest{waiters: 4, processes: 4, hold: ms, length: 60 * ms}},
 			fair: {
 				contest{waiters: 8, processes: 2, hold: ms, length: 100 * ms, trip: ms, think: ms,
 					nodes: 1},
@@ -195,10 +166,10 @@ func planOf(quick bool) plan {
 			contest{waiters: 64, processes: 4, length: 400 * ms},
 			contest{waiters: 512, processes: 4, length: 400 * ms},
 			contest{waiters: 2, processes: 2, length: 100 * ms}, // two Clients
-
-			// A Client for each waiter.
-			contest{waiters: 64, processes: 64, length: s, alone: true},
-			contest{waiters: 64, processes: 64, hold: ms, length: s, alone: true},
+		},
+		apart: {
+			contest{waiters: 64, processes: 64, hold: ms, length: s},
+			contest{waiters: 64, processes: 64, length: s},
 		},
 		// Each length is longer than the interval between renewals, which is a third of the term.
 		leases: {
@@ -235,13 +206,14 @@ func planOf(quick bool) plan {
 const (
 	uncontended = "uncontended"
 	contended   = "contended"
+	apart       = "apart" // as contended, and each waiter has a process
 	leases      = "leases"
 	fair        = "fair"
 	again       = "again"
 	lockAll     = "lockall"
 )
 
-var scenarios = []string{uncontended, contended, leases, fair, again, lockAll}
+var scenarios = []string{uncontended, contended, apart, leases, fair, again, lockAll}
 
 // split separates words into names of scenarios, parts of contestants' names, and parts of
 // settings' texts, which have spaces. If no word names a scenario, split returns all scenarios.

@@ -46,13 +46,14 @@ func (r *results) parts() map[string]string {
 	p := planOf(r.Quick)
 	return map[string]string{
 		"front":        r.front(p),
-		"free":         r.free(p, 1),
-		"free-five":    r.free(p, 5),
+		"free":         r.free(p, 1, "bare"),
+		"free-five":    r.free(p, 5, "bare-quorum"),
 		"contended":    r.crowded(p.sections(contended)[0]),
-		"by-waiters":   r.bySetting(p.sections(contended), "acquisitions_per_s"),
+		"apart":        r.crowded(p.sections(apart)[len(p.settings[apart])-1]),
+		"by-waiters":   r.bySetting(p.sections(contended), "acquisitions/s"),
 		"held":         r.crowded(p.held(1)[0]),
 		"held-five":    r.crowded(p.held(5)[0]),
-		"held-longest": r.bySetting(p.held(1), "longest_wait_ms"),
+		"held-longest": r.bySetting(p.held(1), "longest wait ms"),
 		"again":        r.repeated(p),
 		"lockall":      r.atOnce(p),
 		"leases":       r.kept(p),
@@ -104,7 +105,7 @@ type column struct {
 }
 
 // table returns a table in Markdown. It leaves out the rows that have no figures.
-func (r *results) table(rows []row, columns ...column) string {
+func (r *results) table(rows []row, columns []column) string {
 	var out strings.Builder
 	write := func(cells []string) { fmt.Fprintln(&out, "| "+strings.Join(cells, " | ")+" |") }
 	head := []string{""}
@@ -130,11 +131,15 @@ func (r *results) table(rows []row, columns ...column) string {
 // hasRows reports whether a table has more than its head.
 func hasRows(table string) bool { return strings.Count(table, "\n") > 2 }
 
-// plain returns a column that shows a metric in the row's section.
-func (r *results) plain(title, metric string) column {
-	return column{title, func(x row) string {
-		return number(r.median(x.cell(x.contestant), metric))
-	}}
+// metrics returns columns that show metrics in the row's section. The title of each column is the
+// name of its metric.
+func (r *results) metrics(names ...string) (all []column) {
+	for _, name := range names {
+		all = append(all, column{name, func(x row) string {
+			return number(r.median(x.cell(x.contestant), name))
+		}})
+	}
+	return all
 }
 
 // of returns a column that shows a metric in the given section.
@@ -142,29 +147,6 @@ func (r *results) of(title, metric string, in section) column {
 	return column{title, func(x row) string {
 		return number(r.median(in.cell(x.contestant), metric))
 	}}
-}
-
-// both returns a column that shows a metric in the given section, and the ratio to the same metric
-// of a bare contestant.
-func (r *results) both(title, metric string, in section) column {
-	return column{title, func(x row) string {
-		return fmt.Sprintf("%s (%s)", number(r.median(in.cell(x.contestant), metric)),
-			times(r.ofBare(in, x.contestant, metric)))
-	}}
-}
-
-// ofBare returns a contestant's metric divided by that of a bare contestant. It may be NaN.
-func (r *results) ofBare(s section, name, metric string) float64 {
-	base := "bare"
-	switch {
-	case s.scenario == contended, s.scenario == fair:
-		base = ringName
-	case slices.ContainsFunc(r.contestants,
-		func(c contestant) bool { return c.name == name && c.nodes == 5 }):
-		base = "bare-quorum"
-	}
-
-	return r.median(s.cell(name), metric) / r.median(s.cell(base), metric)
 }
 
 func times(ratio float64) string {
@@ -228,49 +210,46 @@ var shown = []string{"hasp-spinlock", "rueidislock", "hasp-etcdlock", "etcd", "h
 
 // front returns the table of the front page.
 func (r *results) front(p plan) string {
-	busy := p.apart()
+	busy := p.sections(apart)[0]
 	var rows []row
 	for _, name := range shown {
 		rows = append(rows, row{name, busy, name})
 	}
 	shares := column{"smallest and largest share", func(x row) string {
 		cell := x.cell(x.contestant)
-		return times(r.median(cell, "smallest_share")) + " to " +
-			times(r.median(cell, "largest_share"))
+		return times(r.median(cell, "smallest share")) + " to " +
+			times(r.median(cell, "largest share"))
 	}}
 
-	return r.table(rows,
-		r.of("a free key, "+r.goroutines(callers(1))+": pairs/s", "pairs_per_s", callers(1)),
-		r.of(r.goroutines(callers(64)), "pairs_per_s", callers(64)),
-		r.plain("one key, held for 1 ms each: acquisitions/s", "acquisitions_per_s"),
-		r.plain("longest wait ms", "longest_wait_ms"),
+	return r.table(rows, []column{
+		r.of("a free key, "+r.goroutines(callers(1))+": pairs/s", "pairs/s", callers(1)),
+		r.of(r.goroutines(callers(64)), "pairs/s", callers(64)),
+		r.of("one key, held for 1 ms each: acquisitions/s", "acquisitions/s", busy),
+		r.of("longest wait ms", "longest wait ms", busy),
 		shares,
-	)
+	})
 }
 
-func (r *results) free(p plan, nodes int) string {
+// free returns the table of the scenario "uncontended" for contestants on that many nodes. Each
+// figure is compared to that of the contestant base.
+func (r *results) free(p plan, nodes int, base string) string {
 	var columns []column
 	for _, s := range p.sections(uncontended) {
-		columns = append(columns, r.both(r.goroutines(s), "pairs_per_s", s))
+		columns = append(columns, column{r.goroutines(s), func(x row) string {
+			own := r.median(s.cell(x.contestant), "pairs/s")
+			return fmt.Sprintf("%s (%s)", number(own), times(own/r.median(s.cell(base), "pairs/s")))
+		}})
 	}
+
 	return r.table(r.rows(callers(64), nodes), append(columns,
-		r.plain("commands", "commands_per_pair"), r.plain("bytes", "bytes_per_pair"),
-		r.plain("allocations", "allocs_per_pair"),
-		r.plain("client CPU µs", "client_us_per_pair"),
-		r.plain("server CPU µs", "server_us_per_pair"))...)
+		r.metrics("commands", "bytes", "allocations", "client CPU µs", "server CPU µs")...))
 }
 
 // crowded returns the table of a section in which callers contend for one key.
 func (r *results) crowded(s section) string {
-	return r.table(r.rows(s, 0),
-		r.plain("acquisitions/s", "acquisitions_per_s"), r.plain("key held %", "held_percent"),
-		r.plain("changes of holder/s", "holders_per_s"),
-		r.plain("changes of process/s", "changes_per_s"),
-		r.plain("between processes, p50 µs", "between_p50_us"),
-		r.plain("commands", "commands_per_lock"), r.plain("longest wait ms", "longest_wait_ms"),
-		r.plain("Jain, callers", "jain_callers"), r.plain("Jain, processes", "jain_processes"),
-		r.plain("starved", "starved"),
-	)
+	return r.table(r.rows(s, 0), r.metrics("acquisitions/s", "key held %", "changes of holder/s",
+		"changes of process/s", "between processes, p50 µs", "commands", "longest wait ms",
+		"Jain, callers", "Jain, processes", "starved"))
 }
 
 // bySetting returns a table of one metric, with a row for each setting. The columns are the
@@ -283,12 +262,13 @@ func (r *results) bySetting(settings []section, metric string) string {
 	}
 	for _, x := range r.rows(settings[0], 0) {
 		if r.Values[x.cell(x.name)] != nil {
-			columns = append(columns, column{x.name,
-				func(y row) string { return number(r.median(y.cell(x.name), metric)) }})
+			columns = append(columns, column{x.name, func(y row) string {
+				return number(r.median(y.cell(x.name), metric))
+			}})
 		}
 	}
 
-	return r.table(rows, columns...)
+	return r.table(rows, columns)
 }
 
 // kept returns the table of many leases.
@@ -301,11 +281,6 @@ func (r *results) kept(p plan) string {
 		}
 	}
 
-	return r.table(rows,
-		r.plain("renewals/s", "renewals_per_s"),
-		r.plain("client, % of a core", "client_keeping_percent"),
-		r.plain("server, % of a core", "server_keeping_percent"),
-		r.plain("client bytes/lease", "client_bytes_per_lease"), r.plain("lost", "lost"),
-		r.plain("lone pair p50 µs", "p50_us"), r.plain("p99 µs", "p99_us"),
-	)
+	return r.table(rows, r.metrics("renewals/s", "client, % of a core", "server, % of a core",
+		"client bytes/lease", "lost", "lone pair p50 µs", "p99 µs"))
 }

@@ -45,7 +45,7 @@ func newResults(all []contestant) *results {
 	return &results{
 		Began: time.Now(),
 		Machine: fmt.Sprintf("%s %s/%s, %s", runtime.Version(), runtime.GOOS, runtime.GOARCH,
-			count(runtime.NumCPU(), "CPU", "CPUs")),
+			count(runtime.NumCPU(), "CPU")),
 		Commit: cmp.Or(strings.TrimSpace(string(commit)), "unknown"),
 		Pinned: runtime.NumCPU() > 1,
 		Values: map[cell]map[string][]float64{}, contestants: all,

@@ -13,7 +13,7 @@ import (
 // of these servers.
 func (b *bench) start(ctx context.Context) {
 	needs := map[int]bool{}
-	for _, c := range b.results.contestants {
+	for _, c := range b.contestants {
 		needs[c.nodes] = true
 	}
 	n := 1
@@ -26,7 +26,7 @@ func (b *bench) start(ctx context.Context) {
 		b.meter.redises = append(b.meter.redises, srv.Client())
 	}
 
-	b.results.Redis = field(ctx, b.meter.redises[0], "redis_version")
+	b.Redis = field(ctx, b.meter.redises[0], "redis_version")
 	at := b.addresses((*redistest.Server).URL)
 	if needs[0] {
 		b.meter.etcd = etcdtest.Start(&b.servers, 1)[0]

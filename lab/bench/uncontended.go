@@ -51,35 +51,31 @@ func (d distinct) measure(ctx context.Context, b *bench, c contestant) (figures,
 	}
 
 	if made.stuck > 0 {
-		b.results.note("%s, %v: %d callers of %s still waited for a free key a second after the end", uncontended, d, made.stuck, c.name)
+		b.note("%s, %v: %d callers of %s still waited for a free key a second after the end", uncontended, d, made.stuck, c.name)
 	}
 	n := float64(made.pairs)
 	return figures{
-		"pairs_per_s":        n / made.took.Seconds(),
-		"allocs_per_pair":    float64(m2.Mallocs-m1.Mallocs) / n,
-		"commands_per_pair":  server.commands / n,
-		"bytes_per_pair":     server.bytes / n,
-		"client_us_per_pair": cpu.Seconds() / n * 1e6,
-		"server_us_per_pair": server.cpu / n * 1e6,
+		"pairs/s":       n / made.took.Seconds(),
+		"allocations":   float64(m2.Mallocs-m1.Mallocs) / n,
+		"commands":      server.commands / n,
+		"bytes":         server.bytes / n,
+		"client CPU µs": cpu.Seconds() / n * 1e6,
+		"server CPU µs": server.cpu / n * 1e6,
 	}, nil
 }
 
-// distinctKeys returns a list of keys for each caller. No key is in two lists.
+// distinctKeys returns a list of keys for each caller. No key is in two lists, and all have the same
+// length.
 func distinctKeys(callers, each int) [][]string {
 	keys := make([][]string, callers)
 	name := rand.Text()[:8]
 	for i := range keys {
 		for k := range each {
-			keys[i] = append(keys[i], keyOf(name, i, k))
+			keys[i] = append(keys[i], fmt.Sprintf("bench:%s:%05d:%03d", name, i, k))
 		}
 	}
 
 	return keys
-}
-
-// keyOf returns the name of a key of a caller. All such names have the same length.
-func keyOf(name string, caller, key int) string {
-	return fmt.Sprintf("bench:%s:%05d:%03d", name, caller, key)
 }
 
 // made counts what callers have done. A pair is a Lock and its Unlock.

@@ -49,23 +49,19 @@ type visit struct{ Asked, Got, Freed int64 }
 // compete lets workers take part in a contest while f runs. Each order goes to the worker with the
 // same index. The workers are stopped even if f failed.
 func (b *bench) compete(orders []order, f func() error) ([]report, error) {
-	for i := range orders {
-		orders[i].Op = "open"
-	}
-	if _, err := b.order(orders); err != nil {
-		return nil, err
-	}
-	if _, err := b.order(slices.Repeat([]order{{Op: "begin"}}, len(orders))); err != nil {
-		return nil, err
+	for _, op := range []string{"open", "begin"} {
+		if _, err := b.order(op, orders); err != nil {
+			return nil, err
+		}
 	}
 	err := f()
-	reports, failed := b.order(slices.Repeat([]order{{Op: "stop"}}, len(orders)))
+	reports, failed := b.order("stop", orders)
 	return reports, errors.Join(err, failed)
 }
 
-// order sends each order to the worker with the same index, and returns the workers' reports. It
+// order sends each order, with the field Op set to op, to the worker with the same index, and returns the workers' reports. It
 // starts the workers that do not run yet.
-func (b *bench) order(orders []order) ([]report, error) {
+func (b *bench) order(op string, orders []order) ([]report, error) {
 	for len(b.workers) < len(orders) {
 		w, err := crew.Start(workerRole)
 		if err != nil {
@@ -78,7 +74,9 @@ func (b *bench) order(orders []order) ([]report, error) {
 	reports := make([]report, len(orders))
 	return reports, redistest.Each(len(orders), func(i int) error {
 		w := b.workers[i]
-		if err := w.Send(orders[i]); err != nil {
+		o := orders[i]
+		o.Op = op
+		if err := w.Send(o); err != nil {
 			return err
 		}
 		defer time.AfterFunc(patience, func() { w.Kill() }).Stop()

@@ -44,8 +44,10 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 var must = await.Must
 
-// work is what the program does under the lock.
-type work func(context.Context) error
+type (
+	job  = func(context.Context) error             // what the program does under the lock
+	work = func(ctx context.Context, do job) error // the program, which uses the key "report"
+)
 
 var goBlock = regexp.MustCompile("(?ms)^```go\n(package from(\\w+)\n.*?)^```$")
 
@@ -65,53 +67,14 @@ func TestPageShowsTheCode(t *testing.T) {
 	}
 }
 
-func redsyncBefore(ctx context.Context, rs *redsync.Redsync, do work) error {
-	m := rs.NewMutex("report", redsync.WithExpiry(30*time.Second))
-	if err := m.LockContext(ctx); err != nil {
-		return err
-	}
-	err := do(ctx) // must end within 30 s, or call m.ExtendContext
-	_, uerr := m.UnlockContext(context.WithoutCancel(ctx))
-	return errors.Join(err, uerr)
-}
-
-func redislockBefore(ctx context.Context, rdb *redis.Client, do work) error {
-	lock, err := redislock.New(rdb).Obtain(ctx, "report", 30*time.Second, &redislock.Options{
-		RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond),
-	})
-	if err != nil {
-		return err
-	}
-	err = do(ctx) // must end within 30 s, or call lock.Refresh
-	return errors.Join(err, lock.Release(context.WithoutCancel(ctx)))
-}
-
-func rueidislockBefore(ctx context.Context, locker rueidislock.Locker, do work) error {
-	ctx, unlock, err := locker.WithContext(ctx, "report")
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return do(ctx)
-}
-
-func etcdBefore(ctx context.Context, client *clientv3.Client, do work) error {
-	session, err := concurrency.NewSession(client, concurrency.WithTTL(10), concurrency.WithContext(ctx))
-	if err != nil {
-		return err
-	}
-	defer session.Close()
-	m := concurrency.NewMutex(session, "report")
-	if err := m.Lock(ctx); err != nil {
-		return err
-	}
-	err = do(ctx) // must also watch session.Done
-	return errors.Join(err, m.Unlock(context.WithoutCancel(ctx)))
+// after is the code after a migration: a Report that gets the argument a.
+func after[A any](report func(context.Context, A, job) error, a A) work {
+	return func(ctx context.Context, do job) error { return report(ctx, a, do) }
 }
 
 // check runs the code before and after a migration. shares says whether both exclude the callers
 // of locks.
-func check(t *testing.T, locks *hasp.Client, shares bool, codes ...func(context.Context, work) error) {
+func check(t *testing.T, locks *hasp.Client, shares bool, codes ...work) {
 	t.Cleanup(func() { locks.Close() })
 	for i, code := range codes {
 		ran := 0
@@ -136,23 +99,42 @@ func server(t *testing.T) *redis.Client {
 	return redistest.Start(t, &redistest.Options{Own: true}).Client()
 }
 
+// prefixed opens spinlock with a prefix.
+func prefixed(rdb *redis.Client, prefix string) *hasp.Client {
+	return await.Value(spinlock.New(rdb,
+		&spinlock.Options{Client: hasp.Options{Prefix: prefix, TTL: time.Minute}}))
+}
+
 func TestRedsync(t *testing.T) {
 	masters := redistest.StartNodes(t, 3, nil).Clients()
 	var pools []redsyncredis.Pool
 	for _, rdb := range masters {
 		pools = append(pools, goredis.NewPool(rdb))
 	}
-	rs := redsync.New(pools...)
+	before := func(ctx context.Context, do job) error {
+		m := redsync.New(pools...).NewMutex("report", redsync.WithExpiry(30*time.Second))
+		if err := m.LockContext(ctx); err != nil {
+			return err
+		}
+		err := do(ctx) // must end within 30 s, or call m.ExtendContext
+		_, uerr := m.UnlockContext(ctx)
+		return errors.Join(err, uerr)
+	}
 	check(t, await.Value(redlock.New(masters, nil)), true,
-		func(ctx context.Context, do work) error { return redsyncBefore(ctx, rs, do) },
-		func(ctx context.Context, do work) error { return fromRedsync.Report(ctx, masters, do) })
+		before, after(fromRedsync.Report, masters))
 }
 
 func TestRedislock(t *testing.T) {
 	rdb := server(t)
-	check(t, await.Value(spinlock.New(rdb, nil)), true,
-		func(ctx context.Context, do work) error { return redislockBefore(ctx, rdb, do) },
-		func(ctx context.Context, do work) error { return fromRedislock.Report(ctx, rdb, do) })
+	before := func(ctx context.Context, do job) error {
+		lock, err := redislock.New(rdb).Obtain(ctx, "report", 30*time.Second, nil)
+		if err != nil {
+			return err
+		}
+		err = do(ctx) // must end within 30 s, or call lock.Refresh
+		return errors.Join(err, lock.Release(ctx))
+	}
+	check(t, await.Value(spinlock.New(rdb, nil)), true, before, after(fromRedislock.Report, rdb))
 }
 
 func TestRueidislock(t *testing.T) {
@@ -161,10 +143,15 @@ func TestRueidislock(t *testing.T) {
 		KeyMajority: 1, ClientOption: rueidis.ClientOption{InitAddress: []string{rdb.Options().Addr}},
 	}))
 	defer locker.Close()
-	locks := await.Value(spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "rueidislock:0:"}}))
-	check(t, locks, true,
-		func(ctx context.Context, do work) error { return rueidislockBefore(ctx, locker, do) },
-		func(ctx context.Context, do work) error { return fromRueidislock.Report(ctx, rdb, do) })
+	before := func(ctx context.Context, do job) error {
+		ctx, unlock, err := locker.WithContext(ctx, "report")
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		return do(ctx)
+	}
+	check(t, prefixed(rdb, "rueidislock:0:"), true, before, after(fromRueidislock.Report, rdb))
 }
 
 func TestEtcd(t *testing.T) {
@@ -172,20 +159,27 @@ func TestEtcd(t *testing.T) {
 	config := clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()}
 	client := await.Value(clientv3.New(config))
 	defer client.Close()
+	before := func(ctx context.Context, do job) error {
+		session := await.Value(concurrency.NewSession(client))
+		defer session.Close()
+		m := concurrency.NewMutex(session, "report")
+		if err := m.Lock(ctx); err != nil {
+			return err
+		}
+		err := do(ctx) // must also watch session.Done
+		return errors.Join(err, m.Unlock(ctx))
+	}
 	locks := await.Value(hasp.Open(t.Context(), "etcdlock+etcd://"+addr, nil))
-	check(t, locks, false, func(ctx context.Context, do work) error { return etcdBefore(ctx, client, do) })
-	check(t, locks, true, func(ctx context.Context, do work) error { return fromEtcd.Report(ctx, config, do) })
+	check(t, locks, false, before)
+	check(t, locks, true, after(fromEtcd.Report, config))
 }
 
 func TestJava(t *testing.T) {
 	rdb := server(t)
-	redisson := await.Value(pubsublock.New(rdb, nil))
-	check(t, redisson, true, func(ctx context.Context, do work) error { return fromRedisson.Report(ctx, rdb, do) })
-	spring := await.Value(spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "registry:"}}))
-	check(t, spring, true, func(ctx context.Context, do work) error { return fromSpring.Report(ctx, rdb, do) })
+	check(t, await.Value(pubsublock.New(rdb, nil)), true, after(fromRedisson.Report, rdb))
+	check(t, prefixed(rdb, "registry:"), true, after(fromSpring.Report, rdb))
 
 	// The min hold keeps the key after the job.
-	jobs := await.Value(spinlock.New(rdb, &spinlock.Options{Client: hasp.Options{Prefix: "jobs:", TTL: time.Minute}}))
-	shed := func(ctx context.Context, do work) error { return fromShedlock.Report(ctx, jobs, do) }
-	check(t, jobs, true, shed)
+	jobs := prefixed(rdb, "jobs:")
+	check(t, jobs, true, after(fromShedlock.Report, jobs))
 }

@@ -116,6 +116,8 @@ byte times[CLIENTS];
 #define polls true
 #endif
 
+#define asking(c) (state[c] == ASKS || state[c] == QUEUED)
+
 inline send(c) {
 #ifdef PROGRESS
 	calls[c] = 1;
@@ -143,11 +145,19 @@ inline drop(c) {
 	i = 0
 }
 
+#define holds(c) (holder == c && held == first[c])
+
 inline grant(c) {
 	printf("store: grants the key to client %d\n", c);
 	holder = c;
 	held = first[c];
 	since = calls[c]
+}
+
+inline free() {
+	holder = NOBODY;
+	held = 0;
+	since = 0
 }
 
 /* handOver offers a free key to the waiters in order. The calling client gets it in the reply, and
@@ -174,10 +184,15 @@ inline handOver(own) {
 	head = 0
 }
 
+/* answered ends the call in flight. */
+inline answered(c) {
+	sent[c] = 0;
+	reply[c] = NONE
+}
+
 inline newRound(c) {
 	state[c] = ASKS;
-	sent[c] = 0;
-	reply[c] = NONE;
+	answered(c);
 	unsure[c] = false;
 	notBefore[c] = 0;
 	round[c]++
@@ -185,8 +200,7 @@ inline newRound(c) {
 
 inline handed(c) {
 	state[c] = HANDED;
-	sent[c] = 0;
-	reply[c] = NONE;
+	answered(c);
 	unsure[c] = false
 }
 
@@ -197,8 +211,7 @@ inline leave(c) {
 	round[c] = 0;
 	first[c] = 0;
 	state[c] = IDLE;
-	sent[c] = 0;
-	reply[c] = NONE;
+	answered(c);
 	unsure[c] = false;
 	notBefore[c] = 0
 }
@@ -206,7 +219,7 @@ inline leave(c) {
 /* enqueue.lua. */
 inline enqueue(c) {
 	if
-	:: holder == c && held == first[c] -> since = calls[c]; reply[c] = MINE
+	:: holds(c) -> since = calls[c]; reply[c] = MINE
 	:: holder == NOBODY && length == 0 -> grant(c); reply[c] = GIVEN
 	:: else ->
 		if
@@ -215,7 +228,7 @@ inline enqueue(c) {
 		fi;
 		alive[c] = true;
 		handOver(c);
-		reply[c] = (holder == c && held == first[c] -> GIVEN : PLACE)
+		reply[c] = (holds(c) -> GIVEN : PLACE)
 	fi
 }
 
@@ -240,8 +253,7 @@ proctype Client(byte c) {
 		:: reply[c] == PLACE ->
 			state[c] = QUEUED;
 			notBefore[c] = sent[c];
-			sent[c] = 0;
-			reply[c] = NONE
+			answered(c)
 		:: reply[c] == MINE || reply[c] == GIVEN -> notBefore[c] = sent[c]; handed(c)
 		:: else -> leave(c)
 		fi
@@ -256,7 +268,7 @@ proctype Client(byte c) {
 		if
 		:: reply[c] == MINE -> handed(c)  /* the term counts from notBefore */
 		:: reply[c] == GIVEN -> notBefore[c] = sent[c]; handed(c)
-		:: reply[c] == PLACE -> notBefore[c] = sent[c]; sent[c] = 0; reply[c] = NONE
+		:: reply[c] == PLACE -> notBefore[c] = sent[c]; answered(c)
 		:: reply[c] == LOST && round[c] < ROUNDS -> newRound(c)
 		:: else -> leave(c)
 		fi
@@ -266,12 +278,11 @@ proctype Client(byte c) {
 		printf("client %d: gets no reply\n", c);
 		losses = losses + progress;
 		unsure[c] = unsure[c] || state[c] == ASKS;
-		sent[c] = 0;
-		reply[c] = NONE
+		answered(c)
 	}
 	/* A message about a hand-over. In the code, a message of another round, or one that follows an
 	 * unanswered enqueue of this round, only makes the client poll. */
-	:: d_step { (state[c] == ASKS || state[c] == QUEUED) && told[ROUND(c, round[c])] && !(unsure[c] && minds) ->
+	:: d_step { asking(c) && told[ROUND(c, round[c])] && !(unsure[c] && minds) ->
 		printf("client %d: gets the message of round %d\n", c, round[c]);
 		lateTerm(c);
 		handed(c)
@@ -295,11 +306,11 @@ proctype Client(byte c) {
 		leave(c)
 	}
 #ifdef PROGRESS
-	:: d_step { state[c] == QUEUED && dead < DEAD -> dead++; state[c] = GONE; sent[c] = 0; reply[c] = NONE }
+	:: d_step { state[c] == QUEUED && dead < DEAD -> dead++; state[c] = GONE; answered(c) }
 	:: state[c] == GONE || state[c] == IDLE && times[c] == TIMES -> break
 #else
 	/* The caller leaves. */
-	:: d_step { state[c] == ASKS || state[c] == QUEUED || state[c] == HANDED -> leave(c) }
+	:: d_step { asking(c) || state[c] == HANDED -> leave(c) }
 #endif
 	od
 }
@@ -318,17 +329,15 @@ end:	do
 		:: else -> reply[c] = PLACE; alive[c] = true
 		fi;
 		if
-		:: holder == NOBODY -> handOver(c); reply[c] = (holder == c && held == first[c] -> GIVEN : reply[c])
-		:: holder == c && held == first[c] -> reply[c] = MINE
+		:: holder == NOBODY -> handOver(c); reply[c] = (holds(c) -> GIVEN : reply[c])
+		:: holds(c) -> reply[c] = MINE
 		:: else
 		fi
 	}
 	/* release.lua, after the claim of the client has ended. */
 	:: d_step { holder != NOBODY && state[c] == IDLE && releases(c) ->
 		printf("store: a release of client %d frees the key of client %d\n", c, holder);
-		holder = NOBODY;
-		held = 0;
-		since = 0;
+		free();
 		handOver(NOBODY)
 	}
 	:: d_step { state[c] == IDLE && inRound[c] > 0 -> drop(c) }
@@ -344,9 +353,7 @@ end:	do
 	:: d_step { holder == c && mayExpire ->
 		printf("store: the record of client %d expires\n", c);
 		over[c] = since * (1 - progress);
-		holder = NOBODY;
-		held = 0;
-		since = 0;
+		free();
 		if
 		:: state[c] == HOLDS && notBefore[c] <= over[c] -> leave(c)
 		:: else

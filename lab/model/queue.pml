@@ -40,6 +40,7 @@
 #define NODES 3
 #define QUORUM 2
 #define NOBODY CLIENTS
+#define eachClient for (i : 0 .. CLIENTS - 1)
 
 /* Client. Each call is a Wait; its first attempt may also stand for an Acquire. */
 #define IDLE 0
@@ -72,7 +73,10 @@ byte leaves;
 byte i;
 byte head;  /* the waiter to wake; NOBODY between steps */
 
+#define leader lead[c]  /* the lead of the client c */
 #define bit(mask, n) (((mask) >> (n)) & 1)
+#define add(mask, n) mask = mask | (1 << (n))
+#define remove(mask, n) mask = mask & ~(1 << (n))
 #define quorumOf(mask) (bit(mask, 0) + bit(mask, 1) + bit(mask, 2) >= QUORUM)
 #define queued(c, n) bit(places[n], c)
 #define before(o, c, n) (o < CLIENTS && o != c && queued(o, n) && since[o] < since[c])
@@ -84,11 +88,11 @@ byte head;  /* the waiter to wake; NOBODY between steps */
 #define free(n) (record[n] == NOBODY)
 
 /* useful says whether a look changes anything. */
-#define useful(c) (down[lead[c]] || !queued(c, lead[c]) || free(lead[c]) && first(c, lead[c]))
+#define useful(c) (down[leader] || !queued(c, leader) || free(leader) && first(c, leader))
 
 /* The broken variants. */
 #ifdef NO_LOOKS
-#define looks(c) !queued(c, lead[c])  /* a waiter in the queue looks only when it is woken */
+#define looks(c) !queued(c, leader)  /* a waiter in the queue looks only when it is woken */
 #else
 #define looks(c) useful(c)
 #endif
@@ -119,7 +123,7 @@ byte head;  /* the waiter to wake; NOBODY between steps */
  * waiter that is gone, the message wakes nobody. */
 inline wake(n) {
 	head = NOBODY;
-	for (i : 0 .. CLIENTS - 1) {
+	eachClient {
 		if
 		:: !stale[n] && queued(i, n) && (head == NOBODY || since[i] < since[head]) -> head = i
 		:: else
@@ -139,7 +143,7 @@ inline wake(n) {
 inline leave(c, n) {
 	if
 	:: queued(c, n) && !down[n] ->
-		places[n] = places[n] & ~(1 << c);
+		remove(places[n], c);
 		if
 		:: wakesNext(n) -> wake(n)
 		:: !wakesNext(n)
@@ -154,7 +158,7 @@ inline leave(c, n) {
  * queue. */
 inline cleanUp(c) {
 	releasing[c] = releasing[c] | yes[c];
-	wakes[c] = wakes[c] & ~yes[c] | yes[c] & (1 << lead[c]);
+	wakes[c] = wakes[c] & ~yes[c] | yes[c] & (1 << leader);
 	yes[c] = 0;
 	asked[c] = 0
 }
@@ -170,10 +174,10 @@ inline endCall(c) {
 inline look(c, n) {
 	printf("client %d: looks, with node %d as its lead\n", c, n);
 	if
-	:: lead[c] != n -> leave(c, lead[c])
+	:: leader != n -> leave(c, leader)
 	:: else
 	fi;
-	lead[c] = n;
+	leader = n;
 	woken[c] = false;
 	state[c] = ASKS_LEAD
 }
@@ -186,31 +190,34 @@ proctype Client(byte c) {
 		state[c] = WAITS;
 		printf("client %d: calls\n", c)
 	}
-	:: atomic { state[c] == WAITS && (woken[c] || looks(c)) && !down[lead[c]] -> look(c, lead[c]) }
-	/* Another node leads for this client. */
-	:: atomic { state[c] == WAITS && (woken[c] || looks(c)) && down[lead[c]] -> look(c, 1 - lead[c]) }
-	:: atomic { state[c] == WAITS && moves < MOVES && !down[1 - lead[c]] -> moves++; look(c, 1 - lead[c]) }
+	:: atomic { state[c] == WAITS && (woken[c] || looks(c)) ->
+		if
+		:: !down[leader] -> look(c, leader)
+		:: down[leader] -> look(c, 1 - leader)  /* another node leads for this client */
+		fi
+	}
+	:: atomic { state[c] == WAITS && moves < MOVES && !down[1 - leader] -> moves++; look(c, 1 - leader) }
 	/* A client that has met no rival asks all nodes, without asking its lead first. */
-	:: d_step { state[c] == ASKS_LEAD && !queued(c, lead[c]) && moves < MOVES -> moves++; state[c] = ASKS_ALL }
+	:: d_step { state[c] == ASKS_LEAD && !queued(c, leader) && moves < MOVES -> moves++; state[c] = ASKS_ALL }
 	/* The lead does not answer. */
-	:: d_step { state[c] == ASKS_LEAD && down[lead[c]] -> state[c] = ASKS_ALL }
+	:: d_step { state[c] == ASKS_LEAD && down[leader] -> state[c] = ASKS_ALL }
 	/* queue.lua. */
-	:: d_step { state[c] == ASKS_LEAD && !down[lead[c]] && takes(lead[c]) && says(c, lead[c]) ->
-		printf("node %d: as the lead, votes for client %d\n", lead[c], c);
-		places[lead[c]] = places[lead[c]] & ~(1 << c);
-		record[lead[c]] = c;
-		yes[c] = 1 << lead[c];
+	:: d_step { state[c] == ASKS_LEAD && !down[leader] && takes(leader) && says(c, leader) ->
+		printf("node %d: as the lead, votes for client %d\n", leader, c);
+		remove(places[leader], c);
+		record[leader] = c;
+		yes[c] = 1 << leader;
 		asked[c] = yes[c];
 		state[c] = ASKS_ALL
 	}
-	:: d_step { state[c] == ASKS_LEAD && !down[lead[c]] && (!takes(lead[c]) || saysNot(c, lead[c])) ->
-		printf("node %d: as the lead, refuses client %d\n", lead[c], c);
-		places[lead[c]] = places[lead[c]] | (1 << c);
+	:: d_step { state[c] == ASKS_LEAD && !down[leader] && (!takes(leader) || saysNot(c, leader)) ->
+		printf("node %d: as the lead, refuses client %d\n", leader, c);
+		add(places[leader], c);
 		state[c] = WAITS
 	}
 	:: d_step { state[c] == ASKS_ALL && quorumOf(yes[c]) ->
 		printf("client %d: holds the key\n", c);
-		for (i : 0 .. CLIENTS - 1) { assert(state[i] != HOLDS) }  /* one holder */
+		eachClient { assert(state[i] != HOLDS) }  /* one holder */
 		i = 0;
 		asked[c] = 0;
 		state[c] = HOLDS
@@ -228,11 +235,10 @@ proctype Client(byte c) {
 		yes[c] = 0;
 		endCall(c)
 	}
-	/* The caller leaves. */
-	:: atomic { leaves < LEAVES && (state[c] == WAITS || state[c] == ASKS_LEAD || state[c] == ASKS_ALL) ->
+	:: atomic { leaves < LEAVES && state[c] >= ASKS_LEAD && state[c] <= WAITS ->
 		printf("client %d: leaves\n", c);
 		leaves++;
-		leave(c, lead[c]);
+		leave(c, leader);
 		cleanUp(c);
 		endCall(c)
 	}
@@ -240,7 +246,7 @@ proctype Client(byte c) {
 		printf("client %d: dies\n", c);
 		dead++;
 		if
-		:: queued(c, lead[c]) -> stale[lead[c]] = true; places[lead[c]] = places[lead[c]] & ~(1 << c)
+		:: queued(c, leader) -> stale[leader] = true; remove(places[leader], c)
 		:: else
 		fi;
 		state[c] = GONE;
@@ -263,20 +269,21 @@ end:	do
 		:: free(n) && !down[n] ->
 			printf("node %d: votes for client %d\n", n, c);
 			record[n] = c;
-			yes[c] = yes[c] | (1 << n)
+			add(yes[c], n)
 		:: else
 		fi;
-		asked[c] = asked[c] | (1 << n)
+		add(asked[c], n)
 	}
 	/* release.lua. */
 	:: atomic { bit(releasing[c], n) ->
 		printf("node %d: releases the record of client %d\n", n, c);
-		releasing[c] = releasing[c] & ~(1 << n);
+		remove(releasing[c], n);
 		record[n] = NOBODY;
 		if
-		:: bit(wakes[c], n) && !down[n] -> wakes[c] = wakes[c] & ~(1 << n); wake(n)
-		:: else -> wakes[c] = wakes[c] & ~(1 << n)
-		fi
+		:: bit(wakes[c], n) && !down[n] -> wake(n)
+		:: else
+		fi;
+		remove(wakes[c], n)
 	}
 	/* The term of a client that has died ends. This wakes no waiter. */
 	:: d_step { state[c] == GONE && record[n] == c -> record[n] = NOBODY }
@@ -304,7 +311,7 @@ init {
 	}
 	atomic {
 		for (i : 0 .. NODES - 1) { run Node(i) }
-		for (i : 0 .. CLIENTS - 1) {
+		eachClient {
 			run Client(i);
 			run Link(i, 0);
 			run Link(i, 1);

@@ -36,6 +36,11 @@
 
 /* AT is the index of client c and node n in an array for all pairs. */
 #define AT(c, n) ((c) * NODES + (n))
+#define voteAt(c, n) vote[AT(c, n)]
+#define markAt(c, n) voteMark[AT(c, n)]
+#define sureAt(c, n) sure[AT(c, n)]
+
+#define eachNode for (i : 0 .. NODES - 1)
 
 /* Client. */
 #define IDLE 0     /* no attempt */
@@ -95,10 +100,15 @@ byte lastFence;  /* the largest fence of all leases so far */
 byte i;  /* the index of loops; 0 between steps */
 
 #define over(m) (waitsFor[2 * (m)] == 0 && waitsFor[2 * (m) + 1] == 0)
+#define counted(m) ((m) != 0 && over(m))  /* a node with this mark has waited */
 #define bit(mask, n) (((mask) >> (n)) & 1)
+#define add(mask, n) mask = mask | (1 << (n))
+#define remove(mask, n) mask = mask & ~(1 << (n))
 #define has(c, n) bit(records[n], c)
 #define quorumOf(mask) (bit(mask, 0) + bit(mask, 1) + bit(mask, 2) >= QUORUM)
-#define voted(c) ((vote[AT(c, 0)] == YES) + (vote[AT(c, 1)] == YES) + (vote[AT(c, 2)] == YES))
+#define holds(c) (state[c] == HOLDS)
+#define trying(c) (state[c] == ASKING || state[c] == RAISING)
+#define voted(c) ((voteAt(c, 0) == YES) + (voteAt(c, 1) == YES) + (voteAt(c, 2) == YES))
 #define mayVote(n) (mark[n] != 0 && thisRun[n])
 
 /* markOfVote is the mark that comes with a vote. */
@@ -115,7 +125,7 @@ byte i;  /* the index of loops; 0 between steps */
 #ifdef FORGETFUL_CONFIRM
 #define counts(c, n) has(c, n)
 #else
-#define counts(c, n) (has(c, n) && mark[n] != 0 && over(mark[n]))
+#define counts(c, n) (has(c, n) && counted(mark[n]))
 #endif
 #endif
 
@@ -131,21 +141,21 @@ byte i;  /* the index of loops; 0 between steps */
 #define isSure(c, n) true
 #else
 #ifdef SURE_FOREVER
-#define isSure(c, n) (sure[AT(c, n)] > 0)
+#define isSure(c, n) (sureAt(c, n) > 0)
 #else
-#define isSure(c, n) (sure[AT(c, n)] > ended[c])
+#define isSure(c, n) (sureAt(c, n) > ended[c])
 #endif
 #endif
 
 /* enter writes a record. */
 inline enter(c, n, term) {
-	records[n] = records[n] | (1 << c);
+	add(records[n], c);
 	expires[AT(c, n)] = term
 }
 
 /* forget removes the record of a client. */
 inline forget(c, n) {
-	records[n] = records[n] & ~(1 << c);
+	remove(records[n], c);
 	expires[AT(c, n)] = 0
 }
 
@@ -154,14 +164,22 @@ inline forgetAll(n) {
 	forget(1, n)
 }
 
-#define open(c, n) (records[n] == 0)
+/* raise raises the fence counter of a node. */
+inline raise(c, n) {
+	if
+	:: counter[n] < fence[c] -> counter[n] = fence[c]
+	:: else
+	fi
+}
+
+#define open(n) (records[n] == 0)
 #define mayExpire(c, n) (has(c, n) && ended[c] >= expires[AT(c, n)])
 
 /* clearBallot resets fields that are no longer needed, so that spin finds more states equal. */
 inline clearBallot(c) {
-	for (i : 0 .. NODES - 1) {
-		vote[AT(c, i)] = NONE;
-		voteMark[AT(c, i)] = 0;
+	eachNode {
+		voteAt(c, i) = NONE;
+		markAt(c, i) = 0;
 		proposal[AT(c, i)] = 0
 	}
 	i = 0;
@@ -182,10 +200,10 @@ inline clearRenewal(c) {
  * attemptTime before the end of the record's term. The answers to an attempt may be that old when
  * it wins. So an attempt that the other client has in flight now ends before that, or asks again. */
 inline becomesSure(c, n) {
-	sure[AT(c, n)] = renewal[c];
+	sureAt(c, n) = renewal[c];
 #ifndef SURE_LATE
 	if
-	:: (state[1 - c] == ASKING || state[1 - c] == RAISING) && endsWith[1 - c] == 0 -> endsWith[1 - c] = renewal[c]
+	:: trying(1 - c) && endsWith[1 - c] == 0 -> endsWith[1 - c] = renewal[c]
 	:: else
 	fi
 #endif
@@ -195,7 +213,7 @@ inline becomesSure(c, n) {
 inline end(c) {
 #ifdef RECORD_PER_TOKEN
 	if
-	:: state[c] == HOLDS -> token[c] = began[c]
+	:: holds(c) -> token[c] = began[c]
 	:: else
 	fi;
 #endif
@@ -205,18 +223,13 @@ inline end(c) {
 	fence[c] = 0;
 	slow[c] = false;
 	clearBallot(c);
-	for (i : 0 .. NODES - 1) {
-		sure[AT(c, i)] = 0
-	}
-	for (i : 0 .. NODES - 1) {
-		if
-		:: has(c, i) -> forget(c, i)
-		:: else
-		fi
-	}
 #ifndef REPAIR_OVERWRITES
 	clearRenewal(c);
 #endif
+	eachNode {
+		sureAt(c, i) = 0;
+		forget(c, i)
+	}
 	i = 0
 }
 
@@ -234,10 +247,10 @@ inline hold(c) {
 	endsWith[c] = 0;
 	slow[c] = false;
 	until[c] = attempt[c];
-	for (i : 0 .. NODES - 1) {
+	eachNode {
 		if
-		:: vote[AT(c, i)] == YES || (vote[AT(c, i)] == SENT && voteMark[AT(c, i)] != 0 && over(voteMark[AT(c, i)])) ->
-			sure[AT(c, i)] = attempt[c]
+		:: voteAt(c, i) == YES || (voteAt(c, i) == SENT && counted(markAt(c, i))) ->
+			sureAt(c, i) = attempt[c]
 		:: else
 		fi
 	}
@@ -249,7 +262,7 @@ inline hold(c) {
 inline endTerm(c, other) {
 	ended[c]++;
 	printf("time: term %d of client %d ends\n", ended[c], c);
-	for (i : 0 .. NODES - 1) {
+	eachNode {
 		assert(ended[c] < began[c] || ended[c] >= expires[AT(c, i)])  /* no record outlasts its term */
 	}
 	if
@@ -263,8 +276,8 @@ inline endTerm(c, other) {
 	fi;
 #ifndef LATE_END
 	if
-	:: state[c] == HOLDS && ended[c] >= until[c] -> end(c)
-	:: (state[c] == ASKING || state[c] == RAISING) && ended[c] >= attempt[c] -> end(c)
+	:: holds(c) && ended[c] >= until[c] -> end(c)
+	:: trying(c) && ended[c] >= attempt[c] -> end(c)
 	:: else
 	fi;
 #endif
@@ -277,43 +290,39 @@ inline endTerm(c, other) {
 	i = 0
 }
 
-/* newMark gives a node a mark. If the node must wait, it waits for all terms that have begun. */
-inline newMark(n, mustWait) {
+/* newMark gives a node a mark. If wait is true, the node waits for all terms that have begun. */
+inline newMark(n, wait) {
 	mark[n] = marks + 1;
 	marks++;
 	thisRun[n] = true;
-	if
-	:: mustWait && ended[0] < began[0] -> waitsFor[2 * marks] = began[0]
-	:: else
-	fi;
-	if
-	:: mustWait && ended[1] < began[1] -> waitsFor[2 * marks + 1] = began[1]
-	:: else
-	fi
+	waitsFor[2 * marks] = (wait && ended[0] < began[0] -> began[0] : 0);
+	waitsFor[2 * marks + 1] = (wait && ended[1] < began[1] -> began[1] : 0)
 }
+
+#define next(n) (((n) + 1) % NODES)
+#ifdef VOTES_AT_ONCE
+#define mustWait false
+#else
+#define mustWait true
+#endif
 
 /* refreshMark finds out whether the set is new, and then stands for mark.lua. A set is new if a
  * majority answers and no node that answers has a mark. Spin chooses freely which nodes answer, so
  * a second node without a mark is enough. */
 inline refreshMark(n) {
 	if
-	:: mark[n] == 0 && mark[(n + 1) % NODES] == 0 ->
-		newMark((n + 1) % NODES, false);
+	:: mark[n] == 0 && mark[next(n)] == 0 ->
+		newMark(next(n), false);
 		newMark(n, false)
-	:: mark[n] == 0 && mark[(n + 1) % NODES] != 0 && mark[(n + 2) % NODES] == 0 ->
-		newMark((n + 2) % NODES, false);
+	:: mark[n] == 0 && mark[next(n)] != 0 && mark[next(next(n))] == 0 ->
+		newMark(next(next(n)), false);
 		newMark(n, false)
-	:: else ->
-#ifdef VOTES_AT_ONCE
-		newMark(n, false)
-#else
-		newMark(n, true)
-#endif
+	:: else -> newMark(n, mustWait)
 	fi
 }
 
 /* countable says whether checkVote may check a vote now. */
-#define countable(c, n) (vote[AT(c, n)] == SENT && (voteMark[AT(c, n)] == 0 || over(voteMark[AT(c, n)])))
+#define countable(c, n) (voteAt(c, n) == SENT && (markAt(c, n) == 0 || over(markAt(c, n))))
 #ifdef WAITS_FOR_REPLY
 #define waited(m) true  /* the wait counts when the reply is read */
 #else
@@ -325,13 +334,13 @@ inline refreshMark(n) {
 inline checkVote(c, n) {
 	printf("client %d: checks the vote of node %d\n", c, n);
 	if
-	:: voteMark[AT(c, n)] == 0 && !mayVote(n) -> refreshMark(n)
+	:: markAt(c, n) == 0 && !mayVote(n) -> refreshMark(n)
 	:: else
 	fi;
 	if
-	:: voteMark[AT(c, n)] != 0 -> vote[AT(c, n)] = YES; voteMark[AT(c, n)] = 0
-	:: voteMark[AT(c, n)] == 0 && has(c, n) && waited(mark[n]) -> voteMark[AT(c, n)] = mark[n]
-	:: else -> vote[AT(c, n)] = NONE
+	:: markAt(c, n) != 0 -> voteAt(c, n) = YES; markAt(c, n) = 0
+	:: markAt(c, n) == 0 && has(c, n) && waited(mark[n]) -> markAt(c, n) = mark[n]
+	:: else -> voteAt(c, n) = NONE
 	fi
 }
 
@@ -342,15 +351,11 @@ inline checkVote(c, n) {
 /* sendVote sends the vote of a node, with its mark. */
 inline sendVote(c, n) {
 	if
-	:: state[c] == HOLDS && markOfVote(n) != 0 && over(markOfVote(n)) ->
-		if
-		:: sure[AT(c, n)] < attempt[c] -> sure[AT(c, n)] = attempt[c]  /* a late vote */
-		:: else
-		fi
-	:: state[c] == HOLDS && !(markOfVote(n) != 0 && over(markOfVote(n))) -> skip
-	:: state[c] == ASKING && vote[AT(c, n)] == NONE && mayCount(n) ->
-		vote[AT(c, n)] = SENT;
-		voteMark[AT(c, n)] = markOfVote(n);
+	:: holds(c) && counted(markOfVote(n)) && sureAt(c, n) < attempt[c] ->
+		sureAt(c, n) = attempt[c]  /* a late vote */
+	:: state[c] == ASKING && voteAt(c, n) == NONE && mayCount(n) ->
+		voteAt(c, n) = SENT;
+		markAt(c, n) = markOfVote(n);
 #ifdef FENCES
 		proposal[AT(c, n)] = counter[n] + 1
 #endif
@@ -374,51 +379,46 @@ proctype Client(byte c) {
 		begin(c);
 		printf("client %d: asks all nodes, attempt %d\n", c, attempt[c])
 	}
-	:: d_step { state[c] == ASKING && countable(c, 0) -> checkVote(c, 0) }
-	:: d_step { state[c] == ASKING && countable(c, 1) -> checkVote(c, 1) }
-	:: d_step { state[c] == ASKING && countable(c, 2) -> checkVote(c, 2) }
-#ifdef FENCES
 	:: d_step { state[c] == ASKING && voted(c) >= QUORUM && ended[c] < attempt[c] ->
 		printf("client %d: has a quorum of votes\n", c);
-		for (i : 0 .. NODES - 1) {
+#ifdef FENCES
+		eachNode {
 			if
-			:: vote[AT(c, i)] == YES && proposal[AT(c, i)] > fence[c] -> fence[c] = proposal[AT(c, i)]
+			:: voteAt(c, i) == YES && proposal[AT(c, i)] > fence[c] -> fence[c] = proposal[AT(c, i)]
 			:: else
 			fi
 		}
 		i = 0;
 		state[c] = RAISING
-	}
 #else
-	:: d_step { state[c] == ASKING && voted(c) >= QUORUM && ended[c] < attempt[c] ->
 		if
 		:: slow[c] ->
 			printf("client %d: asks again\n", c);
 			state[c] = RAISING
 		:: else -> hold(c)
 		fi
-	}
 #endif
+	}
 	:: d_step { state[c] == RAISING && mayHold(c) && ended[c] < attempt[c] -> hold(c) }
 	/* The attempt is refused, or its caller leaves, or it takes too long. */
-	:: d_step { state[c] == ASKING || state[c] == RAISING ->
+	:: d_step { trying(c) ->
 		printf("client %d: gives up\n", c);
 		end(c)
 	}
 	/* Unlock. */
-	:: d_step { state[c] == HOLDS ->
+	:: d_step { holds(c) ->
 		printf("client %d: unlocks\n", c);
 		end(c)
 	}
 	/* Renew. */
-	:: d_step { state[c] == HOLDS && began[c] < terms(c) ->
+	:: d_step { holds(c) && began[c] < terms(c) ->
 		began[c]++;
 		clearRenewal(c);
 		renewal[c] = began[c];
 		printf("client %d: renews, term %d\n", c, renewal[c])
 	}
 	/* A quorum has renewed the lease. A lease that has ended is never renewed. */
-	:: d_step { state[c] == HOLDS && renewal[c] > until[c] && quorumOf(renewYes[c]) ->
+	:: d_step { holds(c) && renewal[c] > until[c] && quorumOf(renewYes[c]) ->
 		until[c] = renewal[c];
 		confirmed[c] = true;
 		printf("client %d: is renewed\n", c)
@@ -426,47 +426,48 @@ proctype Client(byte c) {
 	od
 }
 
-/* Link runs the requests of client c at node n. Each step is a script. */
+/* Link runs the requests of client c at node n, and checks its votes. The other steps are scripts. */
 proctype Link(byte c; byte n) {
 	do
+	:: d_step { state[c] == ASKING && countable(c, n) -> checkVote(c, n) }
 #ifdef FENCES
 	/* acquire.lua. */
-	:: d_step { (state[c] == ASKING || state[c] == RAISING || state[c] == HOLDS) && open(c, n) ->
+	:: d_step { (trying(c) || holds(c)) && open(n) ->
 		printf("node %d: votes for client %d, attempt %d\n", n, c, attempt[c]);
 		enter(c, n, attempt[c]);
 		sendVote(c, n)
 	}
 #else
 #ifdef MARK_FIRST
-	:: d_step { state[c] == ASKING && vote[AT(c, n)] == NONE && !bit(asked[c], n) && mayCount(n) ->
+	:: d_step { state[c] == ASKING && voteAt(c, n) == NONE && !bit(asked[c], n) && mayCount(n) ->
 		printf("node %d: GET of the mark for client %d, attempt %d\n", n, c, attempt[c]);
-		voteMark[AT(c, n)] = markOfVote(n);
-		asked[c] = asked[c] | (1 << n)
+		markAt(c, n) = markOfVote(n);
+		add(asked[c], n)
 	}
-	:: d_step { state[c] == ASKING && bit(asked[c], n) && open(c, n) ->
+	:: d_step { state[c] == ASKING && bit(asked[c], n) && open(n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
 		enter(c, n, attempt[c]);
-		vote[AT(c, n)] = SENT;
-		asked[c] = asked[c] & ~(1 << n)
+		voteAt(c, n) = SENT;
+		remove(asked[c], n)
 	}
 #else
 	/* SET NX, and GET of the mark on the same connection, whose server is known. A script that does
 	 * both at once, on the lead, can do no more than that. The two are one step if
 	 * the client has a lease already, because a loss between them is like one after both; and if no
 	 * fault is left, unless the node has no mark yet. */
-	:: d_step { (state[c] == ASKING || state[c] == HOLDS) && open(c, n) ->
+	:: d_step { (state[c] == ASKING || holds(c)) && open(n) ->
 		printf("node %d: SET for client %d, attempt %d\n", n, c, attempt[c]);
 		enter(c, n, attempt[c]);
 		if
-		:: state[c] == HOLDS || faults == FAULTS && mark[n] != 0 -> sendVote(c, n)
-		:: state[c] == ASKING && !(faults == FAULTS && mark[n] != 0) && vote[AT(c, n)] == NONE && mayCount(n) ->
-			asked[c] = asked[c] | (1 << n)
+		:: holds(c) || faults == FAULTS && mark[n] != 0 -> sendVote(c, n)
+		:: state[c] == ASKING && (faults < FAULTS || mark[n] == 0) && voteAt(c, n) == NONE && mayCount(n) ->
+			add(asked[c], n)
 		:: else
 		fi
 	}
 	:: d_step { bit(asked[c], n) ->
 		printf("node %d: GET of the mark for client %d, attempt %d\n", n, c, attempt[c]);
-		asked[c] = asked[c] & ~(1 << n);
+		remove(asked[c], n);
 		sendVote(c, n)
 	}
 #endif
@@ -480,49 +481,43 @@ proctype Link(byte c; byte n) {
 	 * mark does not make the node wait. */
 	:: d_step { state[c] == RAISING && !bit(raised[c], n) && (counter[n] < fence[c] || counts(c, n)) ->
 		printf("node %d: confirms client %d, fence %d\n", n, c, fence[c]);
+		raise(c, n);
 		if
-		:: counter[n] < fence[c] -> counter[n] = fence[c]
-		:: else
-		fi;
-		if
-		:: counts(c, n) -> raised[c] = raised[c] | (1 << n)
+		:: counts(c, n) -> add(raised[c], n)
 		:: else
 		fi
 	}
 	/* renew.lua. It also raises the counter, whether or not the record is there. */
-	:: d_step { state[c] == HOLDS && renewal[c] > 0 && !bit(renewYes[c] | unsure[c] | lost[c] | mended[c], n) ->
-		if
-		:: counter[n] < fence[c] -> counter[n] = fence[c]
-		:: else
-		fi;
+	:: d_step { holds(c) && renewal[c] > 0 && !bit(renewYes[c] | unsure[c] | lost[c] | mended[c], n) ->
+		raise(c, n);
 		if
 		:: has(c, n) ->
 			printf("node %d: renews the record of client %d\n", n, c);
 			if
 			:: isSure(c, n) ->
-				renewYes[c] = renewYes[c] | (1 << n);
-				sure[AT(c, n)] = renewal[c];
+				add(renewYes[c], n);
+				sureAt(c, n) = renewal[c];
 				enter(c, n, renewal[c])
-			:: else -> unsure[c] = unsure[c] | (1 << n)
+			:: else -> add(unsure[c], n)
 			fi
 		:: else ->
 			printf("node %d: has no record of client %d to renew\n", n, c);
-			lost[c] = lost[c] | (1 << n);
-			sure[AT(c, n)] = 0
+			add(lost[c], n);
+			sureAt(c, n) = 0
 		fi
 	}
 	/* repair.lua. */
-	:: d_step { state[c] == HOLDS && confirmed[c] && bit(lost[c] | unsure[c], n) && ended[c] < renewal[c] && (has(c, n) || open(c, n)) ->
+	:: d_step { holds(c) && confirmed[c] && bit(lost[c] | unsure[c], n) && ended[c] < renewal[c] && (has(c, n) || open(n)) ->
 		printf("node %d: repairs the record of client %d\n", n, c);
 		enter(c, n, renewal[c]);
-		lost[c] = lost[c] & ~(1 << n);
-		unsure[c] = unsure[c] & ~(1 << n);
-		mended[c] = mended[c] | (1 << n)
+		remove(lost[c], n);
+		remove(unsure[c], n);
+		add(mended[c], n)
 	}
 	/* The record counts from the next renewal on. */
-	:: d_step { state[c] == HOLDS && confirmed[c] && bit(mended[c], n) && ended[c] < renewal[c] ->
+	:: d_step { holds(c) && confirmed[c] && bit(mended[c], n) && ended[c] < renewal[c] ->
 		printf("node %d: its record of client %d is sure\n", n, c);
-		mended[c] = mended[c] & ~(1 << n);
+		remove(mended[c], n);
 		becomesSure(c, n)
 	}
 #ifdef REPAIR_OVERWRITES
@@ -559,7 +554,7 @@ proctype Time(byte c; byte other) {
 	do
 	:: d_step { ended[c] < began[c] -> endTerm(c, other) }
 #ifdef LATE_END
-	:: d_step { state[c] == HOLDS && ended[c] >= until[c] -> end(c) }
+	:: d_step { holds(c) && ended[c] >= until[c] -> end(c) }
 #endif
 	od
 }
@@ -573,23 +568,23 @@ inline lose(n) {
 /* A node loses its records. (A node that is down for a while and keeps them is only late.) Nodes
  * are alike, so the first fault hits node 0, and the second one node 0 or 1. Between faults,
  * operators wait until the other nodes vote. */
-#define ready(n) (mayVote(n) && over(mark[n]))
+#define ready(n) (thisRun[n] && counted(mark[n]))
 #ifdef QUICK_RESTARTS
-#define mayFail(n) true
+#define mayFail(n) (n == 0 || faults > 0)
 #else
-#define mayFail(n) (ready((n + 1) % NODES) && ready((n + 2) % NODES))
+#define mayFail(n) ((n == 0 || faults > 0) && ready(next(n)) && ready(next(next(n))))
 #endif
 proctype Faults(byte n) {
 	do
 	/* The server restarts without its data, or loses it by FLUSHALL. */
-	:: d_step { faults < FAULTS && (n == 0 || faults > 0) && mayFail(n) ->
+	:: d_step { faults < FAULTS && mayFail(n) ->
 		printf("fault: node %d loses its data\n", n);
 		lose(n);
 		mark[n] = 0;
 		thisRun[n] = false
 	}
 	/* A replica takes over the address. It has the mark, and lacks the newest record. */
-	:: d_step { faults < FAULTS && (n == 0 || faults > 0) && mayFail(n) && mayVote(n) ->
+	:: d_step { faults < FAULTS && mayFail(n) && mayVote(n) ->
 		printf("fault: a replica takes over as node %d\n", n);
 		lose(n);
 		thisRun[n] = false
@@ -606,7 +601,7 @@ proctype Faults(byte n) {
 
 init {
 	d_step {
-		for (i : 0 .. NODES - 1) {
+		eachNode {
 			mark[i] = 1;
 			thisRun[i] = true
 		}
@@ -618,12 +613,11 @@ init {
 		run Time(1, 0);
 		run Faults(0);
 		run Faults(1);
-		run Link(0, 0);
-		run Link(0, 1);
-		run Link(0, 2);
-		run Link(1, 0);
-		run Link(1, 1);
-		run Link(1, 2);
+		eachNode {
+			run Link(0, i);
+			run Link(1, i)
+		}
+		i = 0;
 		run Client(0);
 		run Client(1)
 	}

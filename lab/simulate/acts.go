@@ -15,7 +15,7 @@ func (a *caller) lock() {
 	defer b.cancel()
 	key := a.key()
 	if a.chance(5) {
-		a.keep(&b)
+		a.keepLonger(&b)
 	} else {
 		a.share(&b)
 	}
@@ -27,11 +27,11 @@ func (a *caller) lock() {
 	}
 
 	l, err := lock(b.ctx, key, b.opts...)
-	if !a.took("lock", b, start, err) {
+	if !a.got("lock", b, start, err) {
 		return
 	}
 
-	n := a.w.book.take(l, 0, group{start.at, b.shared})
+	n := a.take(l, 0, group{start.at, b.shared})
 	var kept time.Time
 	if b.minHold > 0 {
 		// calculated now, because calls in the context of the lease change the same grant
@@ -54,7 +54,7 @@ func (a *caller) lock() {
 		released = a.unlock(b.ctx, l) && released
 	}
 	if b.minHold > 0 && released {
-		a.w.book.keep(l.Key(), n, kept)
+		a.keep(l.Key(), n, kept)
 	}
 }
 
@@ -78,11 +78,11 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, ca
 			}
 			_ = l.Extend(b.ctx, ttl)
 		case 2:
-			a.nap(max(300*time.Millisecond, 3*a.w.kind.shortest()/2))
+			a.nap(max(300*time.Millisecond, 3*a.kind.shortest()/2))
 		case 3:
 			a.nap(5 * time.Millisecond)
 		case 4:
-			a.w.book.checkAll()
+			a.checkAll()
 		case 5:
 			if x := a.under(over, l); x != nil {
 				leases = append(leases, x)
@@ -105,7 +105,7 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, ca
 				b.minHold = 0 // the key is free when the term ends
 				return nil, cancel
 			}
-			a.w.book.took(l, n, time.Time{})
+			a.took(l, n, time.Time{})
 			leases[0] = l
 		}
 	}
@@ -124,10 +124,10 @@ func (a *caller) reenter(l *hasp.Lease, n int, shared bool) *hasp.Lease {
 	began := time.Now()
 	x, err := a.c.Lock(l.Context(), l.Key(), opts...)
 	if invalid && !errors.Is(err, hasp.ErrInvalid) && l.Context().Err() == nil {
-		a.w.book.errorf("an exclusive Lock under a shared lease: %v", err)
+		a.errorf("an exclusive Lock under a shared lease: %v", err)
 	}
 	if err == nil && l.Err() == nil {
-		a.w.book.took(x, n, began)
+		a.took(x, n, began)
 	}
 	return x
 }
@@ -140,7 +140,7 @@ func (a *caller) under(over context.Context, l *hasp.Lease) *hasp.Lease {
 	began := time.Now()
 	x, err := a.c.Lock(ctx, a.key())
 	if err == nil && x.Key() != l.Key() {
-		a.w.book.took(x, 0, began)
+		a.took(x, 0, began)
 	}
 	return x
 }
@@ -163,10 +163,10 @@ func (a *caller) unlock(ctx context.Context, l *hasp.Lease) bool {
 		err = l.Unlock(ctx)
 	}
 	if d := time.Since(began); d > 3*a.c.timeout+late {
-		a.w.book.errorf("Unlock took %v: %v", d, err)
+		a.errorf("Unlock took %v: %v", d, err)
 	}
 	if l.Err() == nil {
-		a.w.book.errorf("a lease is trusted after Unlock: %v", err)
+		a.errorf("a lease is trusted after Unlock: %v", err)
 	}
 	return err == nil || errors.Is(err, hasp.ErrReleased)
 }
@@ -195,19 +195,19 @@ func (a *caller) slot() {
 	if b.within {
 		b.end = b.end.Add(a.c.timeout) // the last attempt asks for two slots
 	}
-	if !a.took("lock of a slot", b, start, err) {
+	if !a.got("lock of a slot", b, start, err) {
 		return
 	}
 	if l.Slot() >= slots {
-		a.w.book.errorf("slot %d of %d", l.Slot(), slots)
+		a.errorf("slot %d of %d", l.Slot(), slots)
 	}
 
-	n := a.w.book.took(l, 0, start.at)
+	n := a.took(l, 0, start.at)
 	if a.chance(3) {
 		began := time.Now()
 		if x, err := a.c.Lock(l.Context(), slotted, opts...); err == nil {
 			if l.Err() == nil {
-				a.w.book.took(x, n, began)
+				a.took(x, n, began)
 			}
 			defer a.unlock(b.ctx, x)
 		}
@@ -217,46 +217,43 @@ func (a *caller) slot() {
 		// This call does not re-enter. So while l is held, it can only lock the other slot.
 		began := time.Now()
 		if x, err := a.c.TryLock(l.Context(), slotted,
-			append(opts, a.w.calls.apart())...); err == nil {
-			a.w.book.took(x, 0, began)
+			append(opts, a.calls.apart())...); err == nil {
+			a.took(x, 0, began)
 			defer a.unlock(b.ctx, x)
 		}
 	}
 
 	a.nap(100 * time.Millisecond)
-	a.w.book.checkAll()
+	a.checkAll()
 	if b.long || !a.chance(20) { // otherwise the lease ends with its term
 		a.unlock(b.ctx, l)
 	}
 }
 
-// breaks frees a key that any caller may hold: by the caller's own Client, or by one of its own, as
+// breakKey frees a key that any caller may hold: by the caller's own Client, or by one of its own, as
 // the command "hasp break" does. In half of these cases that Client cannot reach one of the servers.
-func (a *caller) breaks() {
-	if !a.w.breaks {
+// Then the holder, whose next renewal is refused, must remove the rest of its hold.
+func (a *caller) breakKey() {
+	if !a.breaks {
 		return
 	}
+	c := a.c
 	if a.chance(2) {
-		key := a.key()
-		a.w.book.broke(key, time.Now().Add(time.Hour))
-		_ = a.c.Break(context.Background(), key)
-		return
-	}
-
-	c := a.w.client(a.r)
-	if link, ok := c.link.(*wires); ok && a.chance(2) {
-		link.Down(a.r)
+		c = a.client(a.r)
+		defer a.close(c)
+		if link, ok := c.link.(*wires); ok && a.chance(2) {
+			link.Down(a.r)
+		}
 	}
 	key := a.key()
-	a.w.book.broke(key, time.Now().Add(time.Hour))
+	a.broke(key, time.Now().Add(time.Hour))
 	_ = c.Break(context.Background(), key)
-	a.w.close(c)
 }
 
 // robbed acts as a caller whose key is removed from the store. The next renewal is refused. If the
 // Client did not remove the rest of the hold, the key would be blocked for a minute.
 func (a *caller) robbed() {
-	s, ok := a.w.Store.(Robber)
+	s, ok := a.Store.(Robber)
 	if !ok || !a.c.long {
 		return
 	}
@@ -268,45 +265,37 @@ func (a *caller) robbed() {
 	if err != nil {
 		return
 	}
-	a.w.book.took(l, 0, began)
+	a.took(l, 0, began)
 
-	a.w.book.broke(key, time.Now().Add(1))
+	a.broke(key, time.Now().Add(1))
 	s.Rob(a.r, key)
 	a.nap(LongTerm / 2) // the renewal comes after a third of the term
 	a.unlock(context.Background(), l)
 }
 
-// polls acts as a program that opens a Client and calls TryLock now and then.
-func (a *caller) polls() {
-	p := caller{w: a.w, c: a.w.client(a.r), r: a.r}
+// program acts as a program with a Client of its own: one that locks once, as "hasp run" does, or one
+// that calls TryLock now and then. When the Client is closed, the hold must be gone.
+func (a *caller) program() {
+	p := caller{World: a.World, c: a.client(a.r), r: a.r}
+	defer a.close(p.c)
 	key := a.key()
-	for range 5 + a.r.IntN(20) {
-		start := p.start(key)
-		l, err := p.c.TryLock(context.Background(), key)
-		if p.took("a poll", bounds{end: start.at.Add(p.c.timeout)}, start, err) {
-			a.w.book.took(l, 0, start.at)
-			p.nap(10 * time.Millisecond)
-			_ = l.Unlock(context.Background())
+	polls := a.r.IntN(2) * (5 + a.r.IntN(20))
+	for range max(polls, 1) {
+		b := p.bounds()
+		p.share(&b)
+		lock := p.c.Lock
+		if polls > 0 {
+			b.try(p.c)
+			lock = p.c.TryLock
 		}
+		start := p.start(key)
+		l, err := lock(b.ctx, key, b.opts...)
+		if p.got("a program", b, start, err) {
+			a.take(l, 0, group{start.at, b.shared})
+			p.nap(20 * time.Millisecond)
+			_ = l.Unlock(b.ctx)
+		}
+		b.cancel()
 		p.nap(300 * time.Millisecond)
 	}
-
-	a.w.close(p.c)
-}
-
-// short acts as a program that opens a Client for one lock, as "hasp run" does. When the Client is
-// closed, the hold must be gone.
-func (a *caller) short() {
-	p := caller{w: a.w, c: a.w.client(a.r), r: a.r}
-	b := p.bounds()
-	defer b.cancel()
-	p.share(&b)
-	began := time.Now()
-	if l, err := p.c.Lock(b.ctx, a.key(), b.opts...); err == nil {
-		a.w.book.take(l, 0, group{began, b.shared})
-		a.nap(20 * time.Millisecond)
-		_ = l.Unlock(b.ctx)
-	}
-
-	a.w.close(p.c)
 }

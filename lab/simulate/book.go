@@ -323,13 +323,14 @@ func (b *book) broke(key string, until time.Time) {
 	}
 }
 
-// held reports whether a Client has a trusted lease of a key, or had one less than d ago.
-func (b *book) held(client, key string, d time.Duration) bool {
+// used reports what a Client does with a key: whether it has a trusted lease of the key, or had one
+// less than d ago, and whether one of its calls for the key is in flight.
+func (b *book) used(client, key string, d time.Duration) (here, asked bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.checkLocked(key, entryOf(b.keys, key))
 	u := b.usageLocked(client, key)
-	return len(u.leases) > 0 || time.Since(u.ended) < d
+	return len(u.leases) > 0 || time.Since(u.ended) < d, u.calls > 0
 }
 
 // observe returns an Options.Observe for a Client.
@@ -376,13 +377,6 @@ func (b *book) wants(client, key string) (done func()) {
 		defer b.mu.Unlock()
 		u.calls--
 	}
-}
-
-// asked reports whether a call of a Client for a key is in flight.
-func (b *book) asked(client, key string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.usageLocked(client, key).calls > 0
 }
 
 // audit checks that the events of each Client add up. Before audit, all Clients must be closed, and

@@ -28,10 +28,10 @@ type lockFunc func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.
 // leases. Do and LockAll call Lock, so the book records their leases as well.
 func (c *client) noted(lock lockFunc) lockFunc {
 	return func(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
-		defer c.w.book.called(c.name, key)()
+		defer c.w.called(c.name, key)()
 		l, err := lock(ctx, key, opts...)
 		if err == nil {
-			c.w.book.noteLease(c.name, l)
+			c.w.noteLease(c.name, l)
 		}
 		return l, err
 	}
@@ -49,7 +49,7 @@ func (c *client) TryLock(
 
 // caller is a goroutine that uses a Client. The seed decides what it does.
 type caller struct {
-	w *World
+	*World
 	c *client
 	r *rand.Rand
 }
@@ -60,10 +60,10 @@ func (a *caller) upTo(d time.Duration) time.Duration { return time.Duration(a.r.
 
 // term draws a term: the shortest term plus 0 or 1 units, or plus a random part of the time more.
 func (a *caller) term(more time.Duration) time.Duration {
-	if unit := a.w.kind.Unit; unit > 0 && a.chance(2) {
-		return a.w.kind.shortest() + time.Duration(a.r.IntN(2))*unit
+	if unit := a.kind.Unit; unit > 0 && a.chance(2) {
+		return a.kind.shortest() + time.Duration(a.r.IntN(2))*unit
 	}
-	return a.w.kind.shortest() + a.upTo(more)
+	return a.kind.shortest() + a.upTo(more)
 }
 
 func (a *caller) nap(d time.Duration) { time.Sleep(a.upTo(d)) }
@@ -72,7 +72,7 @@ func (a *caller) key() string { return Key(a.r.IntN(KeyCount)) }
 
 // run carries out a random number of the acts of users.
 func (a *caller) run() {
-	acts := []func(){a.doAll, a.lead, a.short, a.withoutReentry, a.breaks, a.polls, a.robbed,
+	acts := []func(){a.doAll, a.lead, a.program, a.withoutReentry, a.breakKey, a.program, a.robbed,
 		a.slot, a.lead, a.doAll}
 	for range 4 + a.r.IntN(10) {
 		if i := a.r.IntN(17); i < len(acts) {
@@ -119,7 +119,7 @@ func (a *caller) due(b bounds) time.Time {
 // is reported.
 func (a *caller) bounds() bounds {
 	b := bounds{}
-	wait := 10*time.Millisecond + a.upTo(max(2*time.Second, 2*a.w.kind.shortest()))
+	wait := 10*time.Millisecond + a.upTo(max(2*time.Second, 2*a.kind.shortest()))
 	switch a.r.IntN(4) {
 	case 0: // a deadline
 		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)
@@ -139,7 +139,7 @@ func (a *caller) bounds() bounds {
 
 	term := a.term(400 * time.Millisecond)
 	often := 5
-	if a.w.breaks {
+	if a.breaks {
 		often = 2 // only a long term shows that a broken hold has left a record
 	}
 	if a.c.long && a.chance(often) {
@@ -164,8 +164,8 @@ func (a *caller) bounds() bounds {
 
 const maxMinHold = 300 * time.Millisecond
 
-// keep adds a random min hold to a call, and a max hold that is not shorter.
-func (a *caller) keep(b *bounds) {
+// keepLonger adds a random min hold to a call, and a max hold that is not shorter.
+func (a *caller) keepLonger(b *bounds) {
 	b.minHold = 1 + a.upTo(maxMinHold)
 	b.grant = new(grant)
 	b.ctx = context.WithValue(b.ctx, grantKey{}, b.grant)
@@ -200,24 +200,22 @@ type start struct {
 func (a *caller) start(keys ...string) start {
 	s := start{at: time.Now()}
 	for _, k := range keys {
-		s.here = s.here || a.w.book.held(a.c.name, k, 2*a.c.timeout)
-		s.others = s.others || a.w.book.asked(a.c.name, k)
+		here, asked := a.used(a.c.name, k, 2*a.c.timeout)
+		s.here = s.here || here
+		s.others = s.others || asked
 	}
 	return s
 }
 
-// took checks the result of a call that start describes, and reports whether the call has the key.
-func (a *caller) took(what string, b bounds, start start, err error) bool {
-	due := a.due(b)
-	if d := time.Since(due); d > 0 {
-		a.w.book.errorf("%s by %s returned %v late: %v", what, a.c.name, d, err)
-	}
+// got checks the result of a call that start describes, and reports whether the call has the key.
+func (a *caller) got(what string, b bounds, start start, err error) bool {
+	a.checkReturn(what, b, outcome{}, err)
 	switch {
 	case err == nil:
 		return true
 	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported),
 		errors.Is(err, hasp.ErrLost), errors.Is(err, hasp.ErrReleased):
-		a.w.book.errorf("%s by %s: %v", what, a.c.name, err)
+		a.errorf("%s by %s: %v", what, a.c.name, err)
 	case errors.Is(err, hasp.ErrHeld) && !start.here:
 		a.checkHeld(what, start, err)
 	}
@@ -241,7 +239,7 @@ func (a *caller) checkOutage(what string, err error) {
 
 	over := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	if n > 1 || n == 0 && !over {
-		a.w.book.errorf("%s by %s matches %d kinds of errors: %v", what, a.c.name, n, err)
+		a.errorf("%s by %s matches %d kinds of errors: %v", what, a.c.name, n, err)
 	}
 }
 
@@ -270,8 +268,8 @@ func (a *caller) checkHeld(what string, start start, err error) {
 		}
 	}
 
-	if a.w.unheard(a.c, since) {
-		a.w.book.errorf("%s by %s, which the store did not answer for %v: %v", what, a.c.name, d,
+	if a.unheard(a.c, since) {
+		a.errorf("%s by %s, which the store did not answer for %v: %v", what, a.c.name, d,
 			err)
 	}
 }

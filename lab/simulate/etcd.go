@@ -89,14 +89,11 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	p := s.links[l].proxies[node]
 	switch n := r.IntN(linkFaults + 9); n - linkFaults {
 	case 0, 1:
-		m.Freeze()
-		return m.Thaw
+		return m.Freeze()
 	case 2:
-		m.Kill()
-		return m.Start
+		return m.Kill()
 	case 3:
-		m.Isolate()
-		return m.Join
+		return m.Isolate()
 	case 4:
 		m.Lag(time.Duration(1+r.IntN(500)) * time.Millisecond)
 		return func() { m.Lag(0) }
@@ -106,8 +103,10 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 	case 6, 7:
 		s.etcd.MoveLeader()
 	case 8:
-		s.each(func(m *memetcd.Member) { m.Fail(0.3) })
-		return func() { s.each(func(m *memetcd.Member) { m.Fail(0) }) }
+		return s.each(func(m *memetcd.Member) func() {
+			m.Fail(0.3)
+			return func() { m.Fail(0) }
+		})
 	default:
 		return disturb(r, p, n, "")
 	}
@@ -117,24 +116,20 @@ func (s *members) Strike(r *rand.Rand, _ func()) (heal func()) {
 
 // Majority makes all members stop answering. They hang, they have no leader, or they are killed.
 func (s *members) Majority(r *rand.Rand) (heal func()) {
-	fail := (*memetcd.Member).Freeze
-	repair := (*memetcd.Member).Thaw
-	switch r.IntN(3) {
-	case 0:
-		fail = (*memetcd.Member).Isolate
-		repair = (*memetcd.Member).Join
-	case 1:
-		fail = (*memetcd.Member).Kill
-		repair = (*memetcd.Member).Start
-	}
-
-	s.each(fail)
-	return func() { s.each(repair) }
+	return s.each([]func(*memetcd.Member) func(){(*memetcd.Member).Freeze,
+		(*memetcd.Member).Isolate, (*memetcd.Member).Kill}[r.IntN(3)])
 }
 
-func (s *members) each(do func(*memetcd.Member)) {
+// each makes all members fail. The function heal repairs them.
+func (s *members) each(fail func(*memetcd.Member) (heal func())) (heal func()) {
+	var heals []func()
 	for _, m := range s.etcd.Members {
-		do(m)
+		heals = append(heals, fail(m))
+	}
+	return func() {
+		for _, heal := range heals {
+			heal()
+		}
 	}
 }
 

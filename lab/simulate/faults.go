@@ -33,7 +33,7 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 		}
 
 		w.mu.Lock() // no link is added meanwhile
-		heal := w.Store.Strike(r, w.book.forget)
+		heal := w.Store.Strike(r, w.forget)
 		w.mu.Unlock()
 		if heal != nil {
 			time.Sleep(upTo(max(500*time.Millisecond, 2*short)))
@@ -74,7 +74,7 @@ func (w *World) suspend(r *rand.Rand) {
 	}
 
 	d := least + time.Duration(r.Int64N(int64(most)))
-	w.book.slept()
+	w.slept()
 	w.Store.Skip(d)
 	w.asleep.Add(int64(d))
 }

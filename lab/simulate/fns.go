@@ -4,18 +4,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/hasplock/hasp"
 )
 
+type (
+	leadFn = func(context.Context, *hasp.Lease) error
+	allFn  = func(context.Context, *hasp.Leases) error
+
+	leadFunc  = func(context.Context, hasp.Locker, string, leadFn, ...hasp.Option) error
+	doAllFunc = func(context.Context, hasp.Locker, []string, allFn, ...hasp.Option) error
+)
+
 // calls contains functions of package hasp that tests replace by broken functions.
 type calls struct {
-	lead func(context.Context, hasp.Locker, string, func(context.Context, *hasp.Lease) error,
-		...hasp.Option) error
-	doAll func(context.Context, hasp.Locker, []string, func(context.Context, *hasp.Leases) error,
-		...hasp.Option) error
+	lead  leadFunc
+	doAll doAllFunc
 	apart func() hasp.Option
 }
 
@@ -25,22 +33,22 @@ var sound = calls{lead: hasp.Lead, doAll: hasp.DoAll, apart: hasp.WithoutReentry
 // tracked is the Locker of one Lead or DoAll. It stores the leases that its method Lock returns.
 type tracked struct {
 	*client
-	leases []*hasp.Lease
-	began  []time.Time // when the Lock of each lease began
+	began map[*hasp.Lease]time.Time // when the Lock of each lease began
 	// when the fn of a Lead returned after the loss of its lease; zero after the next Lock
 	lost time.Time
 }
 
+func track(c *client) *tracked { return &tracked{client: c, began: map[*hasp.Lease]time.Time{}} }
+
 func (t *tracked) Lock(ctx context.Context, key string, opts ...hasp.Option) (*hasp.Lease, error) {
 	began := time.Now()
 	if d := began.Sub(t.lost); !t.lost.IsZero() && d > leadPause {
-		t.w.book.errorf("Lead by %s competed again %v after a loss", t.name, d)
+		t.w.errorf("Lead by %s competed again %v after a loss", t.name, d)
 	}
 	t.lost = time.Time{}
 	l, err := t.client.Lock(ctx, key, opts...)
 	if err == nil {
-		t.leases = append(t.leases, l)
-		t.began = append(t.began, began)
+		t.began[l] = began
 	}
 
 	return l, err
@@ -51,9 +59,9 @@ const leadPause = 100 * time.Millisecond
 
 // checkEnded reports a lease that is still trusted, although the Lead or DoAll has returned.
 func (t *tracked) checkEnded(what string) {
-	for _, l := range t.leases {
+	for l := range t.began {
 		if l.Err() == nil {
-			t.w.book.errorf("%s by %s has returned, and a lease of %s is trusted", what, t.name,
+			t.w.errorf("%s by %s has returned, and a lease of %s is trusted", what, t.name,
 				l.Key())
 		}
 	}
@@ -79,7 +87,7 @@ func (a *caller) checkContext(what string, ctx, outer context.Context, held func
 	}
 	time.Sleep(time.Nanosecond) // the context may be about to end at this very instant
 	if ctx.Err() == nil {
-		a.w.book.errorf("the context of the fn of %s by %s goes on: %v, %v", what, a.c.name, held(),
+		a.errorf("the context of the fn of %s by %s goes on: %v, %v", what, a.c.name, held(),
 			outer.Err())
 	}
 }
@@ -88,7 +96,7 @@ func (a *caller) checkContext(what string, ctx, outer context.Context, held func
 func (a *caller) inside(what string, ctx, outer context.Context, held func() error) {
 	for range 1 + a.r.IntN(4) {
 		a.checkContext(what, ctx, outer, held)
-		a.w.book.checkAll()
+		a.checkAll()
 		if a.chance(3) {
 			a.nap(20 * time.Millisecond)
 			continue
@@ -101,7 +109,7 @@ func (a *caller) inside(what string, ctx, outer context.Context, held func() err
 
 	if a.chance(3) {
 		a.nap(500 * time.Millisecond) // fn cleans up, or does not notice the end of its context
-		a.w.book.checkAll()
+		a.checkAll()
 	}
 }
 
@@ -118,10 +126,21 @@ func (o outcome) String() string {
 		o.at.Format("05.000"), o.lost, o.over)
 }
 
-// returns stores in o how an fn ends with the error err. Its result is err.
-func (o *outcome) returns(ctx context.Context, held func() error, err error) error {
+// end draws how an fn ends: it panics, or it unlocks, fails or returns nil. It stores in o how the fn
+// has returned. The function held returns why a lease has ended.
+func (a *caller) end(
+	o *outcome, outer context.Context, held func() error, unlock func(context.Context) error,
+) (err error) {
+	switch a.r.IntN(8) {
+	case 0:
+		panic(panicFn)
+	case 1:
+		_ = unlock(context.Background())
+	case 2, 3:
+		err = errFn
+	}
 	*o = outcome{at: time.Now(), err: err, lost: errors.Is(held(), hasp.ErrLost),
-		over: ctx.Err() != nil}
+		over: outer.Err() != nil}
 	return err
 }
 
@@ -135,20 +154,20 @@ func (a *caller) lead() {
 	if a.chance(10) {
 		a.share(&b)
 	}
-	t := &tracked{client: a.c}
+	t := track(a.c)
 	var last outcome
 	runs := 0
 	running := false
 	defer recovered()
 	defer t.checkEnded("Lead")
-	err := a.w.calls.lead(b.ctx, t, a.key(), func(ctx context.Context, l *hasp.Lease) error {
+	err := a.calls.lead(b.ctx, t, a.key(), func(ctx context.Context, l *hasp.Lease) error {
 		if running {
-			a.w.book.errorf("the fn of Lead by %s runs twice at once", a.c.name)
+			a.errorf("the fn of Lead by %s runs twice at once", a.c.name)
 		}
 		running = true
 		last = outcome{}
 		defer func() { running = false }()
-		n := a.w.book.took(l, 0, t.began[len(t.began)-1])
+		n := a.took(l, 0, t.began[l])
 		if runs++; runs == maxRuns || a.chance(6) {
 			b.cancel()
 			b.end = time.Now()
@@ -160,19 +179,11 @@ func (a *caller) lead() {
 			}
 		}
 
-		switch a.r.IntN(8) {
-		case 0:
-			panic(panicFn)
-		case 1:
-			_ = l.Unlock(ctx)
-		case 2, 3:
-			return last.returns(b.ctx, l.Err, errFn)
-		}
 		if l.Err() == nil && a.chance(2) {
 			a.nap(300 * time.Millisecond)
 		}
-		err := last.returns(b.ctx, l.Err, nil)
-		if last.lost && !last.over {
+		err := a.end(&last, b.ctx, l.Err, l.Unlock)
+		if err == nil && last.lost && !last.over {
 			t.lost = last.at
 		}
 		return err
@@ -184,7 +195,7 @@ func (a *caller) lead() {
 func (a *caller) checkLead(b bounds, runs int, last outcome, err error) {
 	if b.within || b.shared {
 		if !errors.Is(err, hasp.ErrInvalid) || runs > 0 {
-			a.w.book.errorf("Lead with WithMaxWait or WithShared: %v after %d runs", err, runs)
+			a.errorf("Lead with WithMaxWait or WithShared: %v after %d runs", err, runs)
 		}
 		return
 	}
@@ -192,21 +203,26 @@ func (a *caller) checkLead(b bounds, runs int, last outcome, err error) {
 	// If no fn held the key until the fn returned, only the end of the context or Close ends Lead.
 	held := runs > 0 && !last.lost
 	ended := b.ctx.Err() != nil || errors.Is(err, hasp.ErrClosed)
+	lost := errors.Is(err, hasp.ErrLost)
+	wrong := ""
 	switch {
 	case err == nil && (!held || last.err != nil):
-		a.w.book.errorf("Lead by %s returned nil; the last of %d runs %v", a.c.name, runs, last)
+		wrong = "returned nil"
 	case !held && !ended:
-		a.w.book.errorf("Lead by %s ended after %d runs, the last of which %v: %v", a.c.name, runs,
-			last, err)
-	case runs > 0 && last.lost && last.over && !errors.Is(err, hasp.ErrLost):
-		a.w.book.errorf("Lead by %s lost the key after the end of its context: %v", a.c.name, err)
-	case errors.Is(err, errFn) && last.lost && !errors.Is(err, hasp.ErrLost):
-		a.w.book.errorf("Lead by %s returned the result of a term that was lost: %v", a.c.name, err)
+		wrong = "ended"
+	case runs > 0 && last.lost && last.over && !lost:
+		wrong = "lost the key after the end of its context"
+	case errors.Is(err, errFn) && last.lost && !lost:
+		wrong = "returned the result of a term that was lost"
 	case errors.Is(err, hasp.ErrInvalid), errors.Is(err, errors.ErrUnsupported),
 		errors.Is(err, hasp.ErrReleased):
-		a.w.book.errorf("Lead by %s: %v", a.c.name, err)
+		wrong = "failed"
 	}
 
+	if wrong != "" {
+		a.errorf("Lead by %s %s: %v after %d runs, the last of which %v", a.c.name, wrong, err, runs,
+			last)
+	}
 	a.checkReturn("Lead", b, last, err)
 }
 
@@ -218,7 +234,7 @@ func (a *caller) checkReturn(what string, b bounds, last outcome, err error) {
 		due = unlocked
 	}
 	if d := time.Since(due); d > 0 {
-		a.w.book.errorf("%s by %s returned %v late: %v", what, a.c.name, d, err)
+		a.errorf("%s by %s returned %v late: %v", what, a.c.name, d, err)
 	}
 }
 
@@ -241,14 +257,14 @@ func (a *caller) doAll() {
 	}
 	b.end = b.end.Add(2 * a.c.timeout) // if DoAll fails, it unlocks the leases that it has
 
-	t := &tracked{client: a.c}
+	t := track(a.c)
 	var l hasp.Locker = t
 	direct := a.chance(2) // a Client asks for all keys at the same time
 	if direct {
 		l = a.c.Client
 		b.ctx = context.WithValue(b.ctx, directKey{}, true)
 		for _, key := range keys {
-			defer a.w.book.wants(a.c.name, key)()
+			defer a.wants(a.c.name, key)()
 		}
 	}
 
@@ -257,42 +273,33 @@ func (a *caller) doAll() {
 	start := a.start(keys...)
 	defer recovered()
 	defer t.checkEnded("DoAll")
-	err := a.w.calls.doAll(b.ctx, l, keys, func(ctx context.Context, ls *hasp.Leases) error {
+	err := a.calls.doAll(b.ctx, l, keys, func(ctx context.Context, ls *hasp.Leases) error {
 		entered = true
 		if direct {
-			t.leases = ls.All()
-			t.began = slices.Repeat([]time.Time{start.at}, len(ls.All()))
-			for _, l := range t.leases {
-				a.w.book.noteLease(a.c.name, l)
+			for _, l := range ls.All() {
+				t.began[l] = start.at
+				a.noteLease(a.c.name, l)
 			}
 		}
-		a.took("LockAll", b, start, nil)
+		a.got("LockAll", b, start, nil)
 		var has []string
-		for i, l := range ls.All() {
+		for _, l := range ls.All() {
 			has = append(has, l.Key())
-			a.w.book.take(l, 0, group{t.began[i], b.shared})
+			a.take(l, 0, group{t.began[l], b.shared})
 		}
 		if want := slices.Compact(slices.Sorted(slices.Values(keys))); !slices.Equal(has, want) {
-			a.w.book.errorf("the fn of DoAll by %s runs with %q, want %q", a.c.name, has, want)
+			a.errorf("the fn of DoAll by %s runs with %q, want %q", a.c.name, has, want)
 		}
 		a.inside("DoAll", ctx, b.ctx, ls.Err)
 
-		switch a.r.IntN(8) {
-		case 0:
-			panic(panicFn)
-		case 1:
-			all := ls.All()
-			_ = all[a.r.IntN(len(all))].Unlock(ctx)
-		case 2, 3:
-			return last.returns(b.ctx, ls.Err, errFn)
-		}
-		return last.returns(b.ctx, ls.Err, nil)
+		all := ls.All()
+		return a.end(&last, b.ctx, ls.Err, all[a.r.IntN(len(all))].Unlock)
 	}, b.opts...)
 
 	if !entered {
 		// ErrLost means that LockAll lost one key while it waited for the next key.
-		if !errors.Is(err, hasp.ErrLost) && a.took("LockAll", b, start, err) {
-			a.w.book.errorf("DoAll by %s returned nil, and fn has not run", a.c.name)
+		if !errors.Is(err, hasp.ErrLost) && a.got("LockAll", b, start, err) {
+			a.errorf("DoAll by %s returned nil, and fn has not run", a.c.name)
 		}
 		return
 	}
@@ -300,7 +307,7 @@ func (a *caller) doAll() {
 	hidden := last.err != nil && !errors.Is(err, last.err)
 	unseen := last.lost && !errors.Is(err, hasp.ErrLost)
 	if hidden || unseen || errors.Is(err, hasp.ErrReleased) {
-		a.w.book.errorf("DoAll by %s: %v after an fn that %v", a.c.name, err, last)
+		a.errorf("DoAll by %s: %v after an fn that %v", a.c.name, err, last)
 	}
 	a.checkReturn("DoAll", b, last, err)
 }
@@ -313,104 +320,84 @@ func (a *caller) withoutReentry() {
 	key := a.key()
 	start := a.start(key)
 	l, err := a.c.Lock(b.ctx, key, b.opts...)
-	if !a.took("lock", b, start, err) {
+	if !a.got("lock", b, start, err) {
 		return
 	}
-	a.w.book.take(l, 0, group{start.at, b.shared})
+	a.take(l, 0, group{start.at, b.shared})
 
 	if a.chance(2) {
-		after := a.apart(key, l)
+		other := caller{World: a.World, c: a.c, r: rand.New(rand.NewPCG(a.r.Uint64(), 0))}
+		var after sync.WaitGroup
+		after.Go(func() { other.outlasts(l) })
 		a.nap(200 * time.Millisecond)
-		a.w.book.checkAll()
+		a.checkAll()
 		a.unlock(b.ctx, l)
-		<-after
+		after.Wait()
 		return
 	}
 
-	x := a.apartInside(key, l)
+	// While l may be held, the call locks the key only if both leases are shared, or if l is lost.
+	x, _, _ := a.apart(l.Context(), l, 200*time.Millisecond)
 	a.unlock(b.ctx, l)
 	if x == nil {
 		return
 	}
 	if x.Context().Err() == nil {
-		a.w.book.errorf("the context of a lease by WithoutReentry goes on after the end of the lease around it")
+		a.errorf("the context of a lease by WithoutReentry goes on after the end of the lease around it")
 	}
 	a.unlock(b.ctx, x)
 }
 
-// apartOptions draws the options of a call with WithoutReentry.
-func (a *caller) apartOptions() (opts []hasp.Option, shared bool) {
-	opts = []hasp.Option{a.w.calls.apart(), hasp.WithTTL(a.term(300 * time.Millisecond))}
+// outlasts asks for the key of l in a context that outlasts l.
+func (a *caller) outlasts(l *hasp.Lease) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(l.Context()))
+	defer cancel()
+	x, n, shared := a.apart(ctx, l, 2*time.Second)
+	if x == nil {
+		return
+	}
+	if a.chance(2) { // this Lock re-enters the new lease
+		if y := a.reenter(x, n, shared); y != nil {
+			defer a.unlock(ctx, y)
+		}
+	}
+	a.nap(100 * time.Millisecond)
+	if x.Context().Err() != nil && x.Err() == nil {
+		a.errorf("the context of a lease by WithoutReentry ended before the lease: %v",
+			context.Cause(x.Context()))
+	}
+	a.unlock(ctx, x)
+}
+
+// apart asks for the key of l with WithoutReentry, for less than the time most. It returns the lease
+// and its group, or nil.
+func (a *caller) apart(
+	ctx context.Context, l *hasp.Lease, most time.Duration,
+) (x *hasp.Lease, n int, shared bool) {
+	opts := []hasp.Option{a.calls.apart(), hasp.WithTTL(a.term(300 * time.Millisecond))}
 	if a.chance(3) {
 		opts = append(opts, hasp.WithFence())
 	}
 	if shared = a.c.shares && a.chance(3); shared {
 		opts = append(opts, hasp.WithShared())
 	}
-	return opts, shared
-}
-
-// apartInside asks for the key of l in the context of l, while l may be held. The call locks the
-// key only if both leases are shared, or if l is lost.
-func (a *caller) apartInside(key string, l *hasp.Lease) *hasp.Lease {
-	opts, shared := a.apartOptions()
-	b := bounds{end: time.Now().Add(a.c.timeout)}
-	start := a.start(key)
-	var x *hasp.Lease
-	var err error
-	if a.chance(2) {
-		x, err = a.c.TryLock(l.Context(), key, opts...)
+	wait := a.upTo(most)
+	lock := a.c.Lock
+	start := a.start(l.Key())
+	b := bounds{end: start.at.Add(wait), within: true}
+	if a.chance(3) {
+		b.try(a.c)
+		lock = a.c.TryLock
 	} else {
-		wait := a.upTo(200 * time.Millisecond)
-		b = bounds{end: start.at.Add(wait), within: true}
-		x, err = a.c.Lock(l.Context(), key, append(opts, hasp.WithMaxWait(wait))...)
+		opts = append(opts, hasp.WithMaxWait(wait))
 	}
 
-	if err != nil && l.Context().Err() != nil {
-		return nil // the cause may be that l was lost
+	x, err := lock(ctx, l.Key(), opts...)
+	if err != nil && ctx.Err() != nil {
+		return nil, 0, false // the cause may be that l was lost
 	}
-	if !a.took("lock by WithoutReentry", b, start, err) {
-		return nil
+	if !a.got("lock by WithoutReentry", b, start, err) {
+		return nil, 0, false
 	}
-	a.w.book.take(x, 0, group{start.at, shared})
-	return x
-}
-
-// apart asks for the key of l on another goroutine, in a context that outlasts l. It returns a
-// channel that is closed when that goroutine has ended.
-func (a *caller) apart(key string, l *hasp.Lease) (after chan struct{}) {
-	opts, shared := a.apartOptions()
-	wait := a.upTo(2 * time.Second)
-	lasts := a.upTo(100 * time.Millisecond)
-	again := a.chance(2)
-	start := a.start(key)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.Context()), wait)
-	after = make(chan struct{})
-	go func() {
-		defer close(after)
-		defer cancel()
-		x, err := a.c.Lock(ctx, key, opts...)
-		if !a.took("lock by WithoutReentry", bounds{end: start.at.Add(wait)}, start, err) {
-			return
-		}
-		n := a.w.book.take(x, 0, group{start.at, shared})
-		if again && !shared {
-			began := time.Now()
-			// this Lock re-enters the new lease
-			if y, err := a.c.Lock(x.Context(), key); err == nil {
-				if x.Err() == nil {
-					a.w.book.took(y, n, began)
-				}
-				defer func() { _ = y.Unlock(ctx) }()
-			}
-		}
-		time.Sleep(lasts)
-		if x.Context().Err() != nil && x.Err() == nil && ctx.Err() == nil {
-			a.w.book.errorf("the context of a lease by WithoutReentry ended before the lease: %v",
-				context.Cause(x.Context()))
-		}
-		_ = x.Unlock(ctx)
-	}()
-
-	return after
+	return x, a.take(x, 0, group{start.at, shared}), shared
 }

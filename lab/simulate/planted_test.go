@@ -12,11 +12,6 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-type (
-	leadFn = func(context.Context, *hasp.Lease) error
-	allFn  = func(context.Context, *hasp.Leases) error
-)
-
 // competes returns calls with a Lead that does not renew its lease until fn returns. The function
 // once runs fn under a lease, and reports whether the Lead is over.
 func competes(once func(context.Context, *hasp.Lease, leadFn) (bool, error)) calls {
@@ -37,8 +32,17 @@ func competes(once func(context.Context, *hasp.Lease, leadFn) (bool, error)) cal
 	return c
 }
 
+// leads returns calls with a Lead that passes its fn the context that the function of returns.
+func leads(of func(context.Context, *hasp.Lease) context.Context) calls {
+	return competes(func(ctx context.Context, l *hasp.Lease, fn leadFn) (bool, error) {
+		err := fn(of(ctx, l), l)
+		uerr := l.Unlock(ctx)
+		return !errors.Is(uerr, hasp.ErrLost) || ctx.Err() != nil, errors.Join(err, uerr)
+	})
+}
+
 // locksAll returns calls with a broken DoAll.
-func locksAll(doAll func(context.Context, hasp.Locker, []string, allFn, ...hasp.Option) error) calls {
+func locksAll(doAll doAllFunc) calls {
 	return calls{sound.lead, doAll, sound.apart}
 }
 
@@ -49,11 +53,7 @@ func TestPlantedCallsAreFound(t *testing.T) {
 		finds  string // a part of an error that finds the bug
 	}{
 		"Lead that is not renewed after the end of its context": {
-			competes(func(ctx context.Context, l *hasp.Lease, fn leadFn) (bool, error) {
-				err := fn(l.Context(), l)
-				uerr := l.Unlock(ctx)
-				return !errors.Is(uerr, hasp.ErrLost) || ctx.Err() != nil, errors.Join(err, uerr)
-			}),
+			leads(func(_ context.Context, l *hasp.Lease) context.Context { return l.Context() }),
 			"a holder that cleaned up",
 		},
 		"Lead that unlocks before fn has returned": {
@@ -73,11 +73,7 @@ func TestPlantedCallsAreFound(t *testing.T) {
 			"Lead by",
 		},
 		"Lead whose fn gets the context of Lead": {
-			competes(func(ctx context.Context, l *hasp.Lease, fn leadFn) (bool, error) {
-				err := fn(ctx, l)
-				uerr := l.Unlock(ctx)
-				return !errors.Is(uerr, hasp.ErrLost) || ctx.Err() != nil, errors.Join(err, uerr)
-			}),
+			leads(func(ctx context.Context, _ *hasp.Lease) context.Context { return ctx }),
 			"the context of the fn of Lead",
 		},
 		"Lead that an outage ends": {

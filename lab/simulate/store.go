@@ -24,14 +24,12 @@ import (
 // kinds lists all kinds of stores in the order of their names.
 var kinds = []Kind{
 	{Name: "etcdlock", Open: openEtcd, Shortest: 2 * time.Second, Unit: time.Second},
-	{Name: "fairlock", Open: single(func(rdb redis.UniversalClient) backend.Driver {
-		return await.Value(fairlock.NewDriver(rdb, &fairlock.Options{Window: 2 * time.Second}))
-	})},
+	{Name: "fairlock", Open: single(fairlock.NewDriver, &fairlock.Options{Window: 2 * time.Second})},
 	{Name: "polled", Open: inMemory(false)},
-	{Name: "pubsublock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return await.Value(pubsublock.NewDriver(rdb, nil)) })},
+	{Name: "pubsublock", Open: single(pubsublock.NewDriver, nil)},
 	{Name: "redlock3", Open: quorum(3), SameFences: true},
 	{Name: "redlock5", Open: quorum(5), SameFences: true},
-	{Name: "spinlock", Open: single(func(rdb redis.UniversalClient) backend.Driver { return await.Value(spinlock.NewDriver(rdb, nil)) })},
+	{Name: "spinlock", Open: single(spinlock.NewDriver, nil)},
 	{Name: "waiter", Open: inMemory(true)},
 }
 
@@ -45,10 +43,14 @@ type servers struct {
 }
 
 // single returns a function that opens a strategy on one server.
-func single(open func(redis.UniversalClient) backend.Driver) func(*testing.T, *rand.Rand) Store {
+func single[O any](
+	open func(redis.UniversalClient, *O) (backend.Driver, error), options *O,
+) func(*testing.T, *rand.Rand) Store {
 	return func(t *testing.T, _ *rand.Rand) Store {
 		return &servers{t: t, nodes: redistest.VirtualNodes(t, 1), max: LongTerm,
-			open: func(all []redis.UniversalClient) backend.Driver { return open(all[0]) }}
+			open: func(all []redis.UniversalClient) backend.Driver {
+				return await.Value(open(all[0], options))
+			}}
 	}
 }
 

@@ -33,13 +33,13 @@ func Key(i int) string { return fmt.Sprintf("key%d", i) }
 
 // World is the Clients of one store in a synctest bubble, and the callers of these Clients.
 type World struct {
+	*book
 	Store Store
 	R     *rand.Rand // only for the goroutine that runs the world
 
 	t     *testing.T
 	kind  Kind
 	seed  uint64
-	book  *book
 	calls calls
 	real  bool // the links are wires
 	// breaks means that callers break keys. It is set before the callers start.
@@ -100,13 +100,13 @@ func run(t *testing.T, kind Kind, seed uint64, calls calls, found func(string)) 
 		r := rand.New(rand.NewPCG(seed, 0))
 		w := &World{t: t, kind: kind, seed: seed, calls: calls, R: r, quiet: map[*client][]span{}}
 		w.book = newBook(t, name)
-		w.book.found = found
-		w.book.same = kind.SameFences
+		w.found = found
+		w.same = kind.SameFences
 		w.Store = kind.Open(t, r)
 		_, inMemory := w.Store.(*model)
 		w.real = !inMemory
 		w.live()
-		granted = w.book.granted
+		granted = w.granted
 	})
 
 	return granted
@@ -131,8 +131,8 @@ func (w *World) live() {
 	if r := rand.New(rand.NewPCG(w.seed, 1<<34)); fast == 0 && r.IntN(2) == 0 {
 		fast = 0.009 * r.Float64()
 	}
-	w.book.early = time.Duration(fast * float64(maxMinHold))
-	over := w.start(stay)
+	w.early = time.Duration(fast * float64(maxMinHold))
+	over := w.startCallers(stay)
 	go w.hurry(fast, over)
 	if closeEarly {
 		time.Sleep(time.Duration(w.R.Int64N(int64(2 * time.Second))))
@@ -143,11 +143,11 @@ func (w *World) live() {
 	select {
 	case <-over:
 	case <-time.After(10 * time.Minute):
-		w.book.errorf("callers are stuck")
+		w.errorf("callers are stuck")
 		<-over
 	}
 
-	w.book.checkAll()
+	w.checkAll()
 	w.Store.Heal()
 	// Short terms end during this sleep. Leases with long terms were unlocked or lost. Their
 	// Clients are still open, and have enough time to remove what is left of these leases.
@@ -155,22 +155,22 @@ func (w *World) live() {
 	w.succeed(stay)
 	time.Sleep(w.settled())
 	for _, l := range w.Store.Left() {
-		w.book.errorf("left: %s", l)
+		w.errorf("left: %s", l)
 	}
 	for _, c := range stay {
 		w.close(c)
 	}
 	w.programs()
-	w.book.audit()
+	w.audit()
 	// let calls that hang in the network end; synctest reports a goroutine that stays
 	time.Sleep(time.Hour)
 }
 
-// start starts callers and faults. When these have ended, start closes the channel over.
-func (w *World) start(stay []*client) (over chan struct{}) {
+// startCallers starts callers and faults. When these have ended, it closes the channel over.
+func (w *World) startCallers(stay []*client) (over chan struct{}) {
 	var all sync.WaitGroup
 	for i := range 6 + w.R.IntN(6) {
-		a := &caller{w: w, c: stay[w.R.IntN(len(stay))],
+		a := &caller{World: w, c: stay[w.R.IntN(len(stay))],
 			r: rand.New(rand.NewPCG(w.seed, uint64(i)+1))}
 		all.Go(a.run)
 	}
@@ -200,15 +200,15 @@ func (w *World) programs() {
 		began := time.Now()
 		l, err := c.Lock(context.Background(), Key(0))
 		if err != nil {
-			w.book.errorf("Lock without a fault: %v", err)
+			w.errorf("Lock without a fault: %v", err)
 			continue
 		}
-		w.book.took(l, 0, began)
+		w.took(l, 0, began)
 		err = l.Unlock(context.Background())
 		w.close(c)
 		synctest.Wait() // the servers learn that the connections are closed
 		for _, rest := range w.Store.Left() {
-			w.book.errorf("left at Close, after an Unlock that returned %v: %s", err, rest)
+			w.errorf("left at Close, after an Unlock that returned %v: %s", err, rest)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func (w *World) canLock(c *client) bool {
 		time.Sleep(time.Second)
 	}
 
-	w.book.errorf("Lock without a fault: %v", err)
+	w.errorf("Lock without a fault: %v", err)
 	return false
 }
 
@@ -246,7 +246,7 @@ type succession struct {
 func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func() error) {
 	s.mu.Lock()
 	if d := time.Since(s.freed); s.taken || d > handOver {
-		s.w.book.errorf("without a fault, a holder came %v after the last one; that one still held the key: %v", d, s.taken)
+		s.w.errorf("without a fault, a holder came %v after the last one; that one still held the key: %v", d, s.taken)
 	}
 	s.taken = true
 	s.mu.Unlock()
@@ -255,7 +255,7 @@ func (s *succession) hold(cancel func(), lasts, cleans time.Duration, held func(
 	cancel()
 	time.Sleep(cleans)
 	if err := held(); err != nil {
-		s.w.book.errorf("without a fault, a holder that cleaned up for %v: %v", cleans, err)
+		s.w.errorf("without a fault, a holder that cleaned up for %v: %v", cleans, err)
 	}
 
 	s.mu.Lock()
@@ -273,7 +273,7 @@ func (w *World) succeed(stay []*client) {
 	var all sync.WaitGroup
 	s := succession{w: w, freed: time.Now()}
 	for i := range 3 {
-		t := &tracked{client: stay[w.R.IntN(len(stay))]}
+		t := track(stay[w.R.IntN(len(stay))])
 		lasts := time.Duration(w.R.IntN(200)) * time.Millisecond
 		cleans := time.Duration(w.R.IntN(1500)) * time.Millisecond
 		all.Go(func() {
@@ -283,15 +283,15 @@ func (w *World) succeed(stay []*client) {
 			if i == 0 {
 				err = w.calls.doAll(ctx, t, []string{Key(0), Key(1)},
 					func(_ context.Context, ls *hasp.Leases) error {
-						for i, l := range ls.All() {
-							w.book.took(l, 0, t.began[i])
+						for _, l := range ls.All() {
+							w.took(l, 0, t.began[l])
 						}
 						s.hold(cancel, lasts, cleans, ls.Err)
 						return nil
 					})
 			} else {
 				err = w.calls.lead(ctx, t, Key(0), func(_ context.Context, l *hasp.Lease) error {
-					w.book.took(l, 0, t.began[len(t.began)-1])
+					w.took(l, 0, t.began[l])
 					s.hold(cancel, lasts, cleans, l.Err)
 					return nil
 				})
@@ -299,7 +299,7 @@ func (w *World) succeed(stay []*client) {
 			// Before go-redis uses a TCP connection, it checks that the connection works. It checks
 			// no pipe. So earlier faults may leave a Client with dead pipes to a majority.
 			if err != nil && !errors.Is(err, io.ErrClosedPipe) {
-				w.book.errorf("Lead or DoAll without a fault: %v", err)
+				w.errorf("Lead or DoAll without a fault: %v", err)
 			}
 		})
 	}
@@ -345,7 +345,7 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 
 	opts := &hasp.Options{
 		TTL: w.kind.shortest() + time.Duration(r.IntN(400))*time.Millisecond, Timeout: c.timeout,
-		Owner: c.name, Observe: w.book.observe(c.name),
+		Owner: c.name, Observe: w.observe(c.name),
 	}
 
 	c.Client = await.Value(hasp.New(driver, opts))
@@ -360,6 +360,6 @@ func (w *World) close(c *client) {
 	began := time.Now()
 	_ = c.Close()
 	if d := time.Since(began); d > c.timeout+4*time.Second { // drivers wait for calls in flight
-		w.book.errorf("Close of %s took %v", c.name, d)
+		w.errorf("Close of %s took %v", c.name, d)
 	}
 }

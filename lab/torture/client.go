@@ -156,17 +156,15 @@ func (w *client) run() {
 	w.report(r)
 }
 
-type newDriver func(redis.UniversalClient) (backend.Driver, error)
-
-func over[O any](f func(redis.UniversalClient, *O) (backend.Driver, error)) newDriver {
-	return func(rdb redis.UniversalClient) (backend.Driver, error) { return f(rdb, nil) }
-}
-
-// newDrivers has the strategies whose drivers a program may pass a client of Redis to.
-var newDrivers = map[string]newDriver{
-	"spinlock":   over(spinlock.NewDriver),
-	"pubsublock": over(pubsublock.NewDriver),
-	"fairlock":   over(fairlock.NewDriver),
+// newDriver returns the driver of a strategy on one Redis over the client that a program passes.
+func newDriver(strategy string, rdb *redis.Client) (backend.Driver, error) {
+	switch strategy {
+	case "spinlock":
+		return spinlock.NewDriver(rdb, nil)
+	case "pubsublock":
+		return pubsublock.NewDriver(rdb, nil)
+	}
+	return fairlock.NewDriver(rdb, nil)
 }
 
 // open opens a Client whose driver has the bug w.Plant, by URL, or over a client of go-redis, as a
@@ -180,7 +178,7 @@ func (w *client) open(limit time.Duration) (c *hasp.Client, closeAll func(), ok 
 	if w.Passed != "" {
 		rdb := redis.NewClient(&redis.Options{Addr: w.Passed, PoolSize: 3})
 		end = func() { rdb.Close() }
-		d, err = newDrivers[config.Strategy](rdb)
+		d, err = newDriver(config.Strategy, rdb)
 	} else if err == nil {
 		d, err = config.Driver(ctx)
 	}

@@ -30,7 +30,7 @@ func (s *store) openEtcd() {
 	s.Cleanup(func() { client.Close() })
 	s.what = "three members"
 	s.left = c.left
-	s.faults = c.faults
+	c.faults(&s.faults)
 	s.openWays(func(addrs []string) string { return "etcdlock+etcd://" + strings.Join(addrs, ",") })
 }
 

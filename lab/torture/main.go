@@ -2,7 +2,6 @@
 // promises of hasp hold. Run it in the directory lab:
 //
 //	go run ./torture [-strategy A,B] [-seed N] [-time 60s] [-on STORE] [-history FILE]
-//	go run ./torture -check FILE
 //
 // Processes of clients lock a key, use a resource that refuses an old fence, and unlock the key.
 // Meanwhile processes are killed and stopped, connections are cut or stalled, pools
@@ -58,10 +57,13 @@ import (
 	_ "github.com/hasplock/hasp/spinlock"
 )
 
-// strategies are the strategies whose locks several processes can share. The first three use one
+// strategies are the strategies whose locks several processes can share. Those in onOne use one
 // Redis. The strategy kube is run only if HASP_TEST_KUBE names a kube-apiserver.
-var strategies = []string{"spinlock", "pubsublock", "fairlock", redlock, "filelock", "pglock",
-	"etcdlock", "nats", "s3", "mysql", "sqlite", "kube"}
+var (
+	onOne      = []string{"spinlock", "pubsublock", "fairlock"}
+	strategies = append(onOne, redlock, "filelock", "pglock", "etcdlock", "nats", "s3", "mysql",
+		"sqlite", "kube")
+)
 
 func main() {
 	if role, _ := crew.Role(); role != "" {
@@ -79,36 +81,30 @@ func main() {
 		"`store` of strategies on one Redis: redis, sentinel or cluster")
 	flag.IntVar(&o.nodes, "nodes", 3, "how many servers redlock has")
 	flag.Func("history",
-		"write all reports of the clients to a `file`, as lines of JSON for -check",
+		"write all reports of the clients to a `file`, as lines of JSON",
 		func(path string) (err error) {
 			o.history, err = os.Create(path)
 			return err
 		})
-	again := flag.String("check", "", "check a `file` of -history again, and do nothing else")
 	page := flag.String("results", "", "write a table of the runs to a `file`, and name the commit")
 	flag.Parse()
 
-	var sound bool
-	var err error
-	switch {
-	case flag.NArg() > 0:
-		err = fmt.Errorf("unknown argument %q", flag.Arg(0))
-	case *again != "":
-		sound, err = replayFile(*again)
-	default:
-		all := slices.Clone(strategies)
-		if os.Getenv("HASP_TEST_KUBE") == "" {
-			all = slices.DeleteFunc(all, func(name string) bool { return name == "kube" })
-		}
-		if o.place != onServer {
-			all = all[:3]
-		}
-		if *list != "" {
-			all = strings.Split(*list, ",")
-		}
-		sound, err = o.runAll(all, *parallel, *page)
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "torture: unknown argument %q\n", flag.Arg(0))
+		os.Exit(2)
 	}
 
+	all := slices.Clone(strategies)
+	if os.Getenv("HASP_TEST_KUBE") == "" {
+		all = slices.DeleteFunc(all, func(name string) bool { return name == "kube" })
+	}
+	if o.place != onServer {
+		all = onOne
+	}
+	if *list != "" {
+		all = strings.Split(*list, ",")
+	}
+	sound, err := o.runAll(all, *parallel, *page)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "torture:", err)
 		os.Exit(2)
@@ -116,15 +112,6 @@ func main() {
 	if !sound {
 		os.Exit(1)
 	}
-}
-
-func replayFile(path string) (sound bool, err error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return false, err
-	}
-
-	return replay(file, os.Stdout)
 }
 
 // runAll does a run of each strategy, and reports whether all promises were kept. At most the given

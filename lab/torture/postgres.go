@@ -20,7 +20,7 @@ func (s *store) openPostgres() {
 	s.what = "one PostgreSQL"
 	s.addrs = []string{d.server.Addr}
 	s.left = d.left
-	s.faults = d.faults
+	d.faults(&s.faults)
 	s.openWays(func(addrs []string) string {
 		return "pglock+postgres://app@" + addrs[0] + "/postgres"
 	})

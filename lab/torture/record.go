@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"sync"
 )
@@ -154,29 +153,4 @@ func (r *record) after(name string, since int64) (at int64) {
 	}
 
 	return at
-}
-
-// replay checks a history again. It omits the promises about progress and leftovers.
-func replay(history io.Reader, out io.Writer) (sound bool, err error) {
-	runs := map[string]*record{}
-	for lines := json.NewDecoder(history); lines.More(); {
-		var e entry
-		if err := lines.Decode(&e); err != nil {
-			return false, err
-		}
-		if runs[e.Run] == nil {
-			runs[e.Run] = newRecord(e.Run, nil)
-		}
-		runs[e.Run].take(e)
-	}
-
-	sound = len(runs) > 0
-	for name, r := range runs {
-		f := r.check()
-		fmt.Fprintf(out, "%s: %d holds, %d times two callers at once, broken promises: %d\n%v\n",
-			name, f.holds, f.overlaps, len(f.wrong), f.wrong)
-		sound = sound && len(f.wrong) == 0
-	}
-
-	return sound, nil
 }

@@ -81,8 +81,7 @@ func (o options) do(ctx context.Context, out io.Writer) (*run, error) {
 	defer r.Close()
 	return r, r.Do(func() error {
 		r.store = o.openStore(r.Lab)
-		r.store.faults(&r.faults)
-		r.faults = slices.DeleteFunc(r.faults,
+		r.faults = slices.DeleteFunc(r.store.faults,
 			func(f *fault) bool { return !strings.Contains(f.name, o.only) })
 		err := r.Do(func() error { r.torture(ctx); return nil })
 		if !errors.Is(err, errStill) {
@@ -283,7 +282,7 @@ func (s *seat) fill() {
 	o := order{URL: r.store.urls[s.n], Owner: name, Term: r.term, Plant: r.plant,
 		Timeout: r.term / time.Duration(1+(s.n+s.gen)%4),
 		Seed:    r.seed + uint64(s.n)<<32 + uint64(s.gen)}
-	if s.n%2 == 1 && newDrivers[r.strategy] != nil && r.place == onServer {
+	if s.n%2 == 1 && slices.Contains(onOne, r.strategy) && r.place == onServer {
 		o.Passed = r.store.links[s.n][0].Addr()
 	}
 	_ = child.Send(o)

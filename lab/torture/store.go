@@ -25,7 +25,7 @@ type store struct {
 	links [][]*faultproxy.Proxy
 
 	left   func(context.Context) []string // lists what clients have not removed
-	faults func(all *catalog)             // adds the faults
+	faults catalog
 
 	// For Redis:
 	servers  []*redistest.Server
@@ -89,7 +89,7 @@ func (s *store) openFiles() {
 	s.urls = slices.Repeat([]string{"filelock://" + dir}, seats)
 	// a killed holder's file stays until a caller locks the key
 	s.left = func(context.Context) []string { return nil }
-	s.faults = (*catalog).processes
+	s.faults.processes()
 }
 
 func (s *store) openServers(strategy string, n int) {
@@ -98,7 +98,7 @@ func (s *store) openServers(strategy string, n int) {
 		s.add(redistest.Start(s.Lab, &redistest.Options{Own: true, Real: true, Keep: true}))
 	}
 	s.left = s.keysLeft
-	s.faults = func(all *catalog) { all.redis(n) }
+	s.faults.redis(n)
 	s.openWays(func(addrs []string) string {
 		url := strategy + "+redis://" + strings.Join(addrs, ",") + "/0"
 		if strategy == redlock {
@@ -149,7 +149,7 @@ func (s *store) openSet(strategy, place string) {
 
 	s.urls = slices.Repeat([]string{strategy + "+" + url}, seats)
 	s.left = s.keysLeft
-	s.faults = func(all *catalog) { all.set(s) }
+	s.faults.set(s)
 }
 
 // openWays opens the links of the clients. Each client has its own proxy for each server. The

@@ -1,8 +1,7 @@
 package main
 
 import (
-	"fmt"
-	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -60,40 +59,35 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	}
 }
 
-func TestHistoryIsCheckedAgain(t *testing.T) {
-	var file strings.Builder
-	r := newRecord("spinlock", &file)
+// A process that is killed ends its turns. Its lease ends at the kill, or with its term before.
+func TestKillEndsTurns(t *testing.T) {
+	r := newRecord("", nil)
 	take := func(client string, t turn) { r.take(entry{Client: client, report: report{Turn: &t}}) }
-	take("a", turn{Asked: 1, Got: 2})
-	take("b", turn{Asked: 1})
-	take("a", turn{Asked: 1, Got: 2, End: 50})
-	take("b", turn{Asked: 1, Got: 102, Expires: 140})
-	take("c", turn{Asked: 1})
-	take("c", turn{Asked: 1, Got: 3, Refused: true})
-	take("d", turn{Asked: 1})
-	r.die("b", 150)
-	r.die("d", 150)
-	whole := file.String()
-	overlap := strings.Replace(whole, `"End":50`, `"End":110`, 1)
-	excused := `{"Run":"spinlock","Span":{"From":100,"To":101,"Takes":2}}` + overlap
-	for text, want := range map[string]string{
-		whole: "true <nil>", overlap: "false <nil>", excused: "true <nil>",
-		whole[:len(whole)-9]: "false unexpected EOF", "": "false <nil>",
-	} {
-		sound, err := replay(strings.NewReader(text), io.Discard)
-		if got := fmt.Sprint(sound, " ", err); got != want {
-			t.Errorf("%s, want %s, of\n%s", got, want, text)
-		}
+	take("ended", turn{Asked: 1, Got: 2})
+	take("ended", turn{Asked: 1, Got: 2, End: 50})
+	take("refused", turn{Asked: 1})
+	take("refused", turn{Asked: 1, Got: 3, Refused: true})
+	for client, expires := range map[string]int64{"waits": 0, "expired": 140, "holds": 200} {
+		take(client, turn{Asked: 1})
+		take(client, turn{Asked: 1, Got: expires / 2, Expires: expires})
+		r.die(client, 150)
 	}
-	if n := len(r.turns); n != 2 || len(r.open) != 0 || r.turns[turnID{"b", 0}].End != 140 {
-		t.Errorf("the record has %v, and open %v", r.turns, r.open)
+
+	ends := map[string]int64{}
+	for id, turn := range r.turns {
+		ends[id.client] = turn.End
+	}
+	want := map[string]int64{"ended": 50, "expired": 140, "holds": 150}
+	if !maps.Equal(ends, want) || len(r.open) > 0 {
+		t.Errorf("turns end at %v, want %v, and open are %v", ends, want, r.open)
 	}
 }
 
 // A check finds what is wrong. After locks were taken away, two callers may hold a key, but fences
 // must still grow.
 func TestCheckFindsWhatIsWrong(t *testing.T) {
-	sound := []turn{
+	type turns = []turn
+	sound := turns{
 		{Asked: 1, Got: 2, End: 10, Fence: 1},
 		{Asked: 1, Got: 11, End: 20},
 		{Asked: 3, Got: 50, End: 40, Fence: 2}, // ended before Lock returned
@@ -104,51 +98,51 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	lost := turn{Asked: 81, Got: 82, End: 110, Fence: 7, Lost: 111, Expires: 190}
 	after := turn{Asked: 102, Got: 105, End: 110, Fence: 8}
 	for name, c := range map[string]struct {
-		more     []turn
-		promises []string
+		more     turns
+		broken   string // the promises
 		overlaps int
 		refused  int
 	}{
 		"nothing":     {},
-		"two at once": {more: []turn{{Asked: 3, Got: 15, End: 18}}, promises: []string{alone}},
-		"behind a short one": {more: []turn{{Asked: 3, Got: 12, End: 13},
-			{Asked: 3, Got: 15, End: 18}}, promises: []string{alone, alone}},
-		"fence goes back": {more: []turn{{Asked: 71, Got: 72, End: 80, Fence: 3}},
-			promises: []string{order}},
-		"fence of a waiter": {more: []turn{{Asked: 30, Got: 72, End: 80, Fence: 3}},
-			promises: []string{order}},
-		"fence stays": {more: []turn{{Asked: 71, Got: 72, End: 80, Fence: 4}},
-			promises: []string{order}},
-		"void out of order": {more: []turn{{Asked: 71, Got: 90, End: 80, Fence: 1}},
-			promises: []string{order}},
-		"lost early": {more: []turn{{Asked: 71, Got: 72, End: 80, Lost: 81, Expires: 90}},
-			promises: []string{early}},
-		"late write": {more: []turn{{Asked: 71, Got: 72, End: 80, Fence: 5,
+		"two at once": {more: turns{{Asked: 3, Got: 15, End: 18}}, broken: alone},
+		"behind a short one": {more: turns{{Asked: 3, Got: 12, End: 13},
+			{Asked: 3, Got: 15, End: 18}}, broken: alone + alone},
+		"fence goes back": {more: turns{{Asked: 71, Got: 72, End: 80, Fence: 3}},
+			broken: order},
+		"fence of a waiter": {more: turns{{Asked: 30, Got: 72, End: 80, Fence: 3}},
+			broken: order},
+		"fence stays": {more: turns{{Asked: 71, Got: 72, End: 80, Fence: 4}},
+			broken: order},
+		"void out of order": {more: turns{{Asked: 71, Got: 90, End: 80, Fence: 1}},
+			broken: order},
+		"lost early": {more: turns{{Asked: 71, Got: 72, End: 80, Lost: 81, Expires: 90}},
+			broken: early},
+		"late write": {more: turns{{Asked: 71, Got: 72, End: 80, Fence: 5,
 			Used: [2]int64{73, 79}}}, refused: 1},
-		"refused": {more: []turn{{Asked: 21, Got: 22, End: 40, Fence: 2, Used: [2]int64{63, 63}},
+		"refused": {more: turns{{Asked: 21, Got: 22, End: 40, Fence: 2, Used: [2]int64{63, 63}},
 			{Asked: 71, Got: 72, End: 80, Fence: 3, Used: [2]int64{79, 79}}},
-			promises: []string{order, order}, refused: 2},
+			broken: order + order, refused: 2},
 
 		// The store loses locks at 98.
-		"two at once after a loss": {more: []turn{lost, after}, overlaps: 1},
-		"a use after a loss": {more: []turn{{Asked: 81, Got: 82, End: 110, Fence: 7,
+		"two at once after a loss": {more: turns{lost, after}, overlaps: 1},
+		"a use after a loss": {more: turns{{Asked: 81, Got: 82, End: 110, Fence: 7,
 			Used: [2]int64{107, 107}},
 			{Asked: 100, Got: 105, End: 108, Fence: 8, Used: [2]int64{106, 106}}},
 			overlaps: 1, refused: 1},
-		"a grant that arrives late": {more: []turn{{Asked: 81, Got: 100, End: 110, Fence: 8},
+		"a grant that arrives late": {more: turns{{Asked: 81, Got: 100, End: 110, Fence: 8},
 			{Asked: 90, Got: 120, End: 130, Fence: 7, Lost: 131, Expires: 170}}},
-		"a grant that arrives while another caller holds": {more: []turn{after,
+		"a grant that arrives while another caller holds": {more: turns{after,
 			{Asked: 90, Got: 108, End: 120, Fence: 7, Lost: 131, Expires: 170}}, overlaps: 1},
-		"a fence that goes back after a loss": {more: []turn{lost,
-			{Asked: 100, Got: 105, End: 120, Fence: 6}}, promises: []string{order}, overlaps: 1},
-		"two at once long after a loss": {more: []turn{{Asked: 101, Got: 102, End: 120, Fence: 8},
-			{Asked: 103, Got: 105, End: 110, Fence: 9}}, promises: []string{alone}},
+		"a fence that goes back after a loss": {more: turns{lost,
+			{Asked: 100, Got: 105, End: 120, Fence: 6}}, broken: order, overlaps: 1},
+		"two at once long after a loss": {more: turns{{Asked: 101, Got: 102, End: 120, Fence: 8},
+			{Asked: 103, Got: 105, End: 110, Fence: 9}}, broken: alone},
 
 		// A minority loses locks at 150.
-		"lost early with a minority": {more: []turn{{Asked: 140, Got: 141, End: 155, Lost: 156,
+		"lost early with a minority": {more: turns{{Asked: 140, Got: 141, End: 155, Lost: 156,
 			Expires: 190}}},
-		"two at once with a minority": {more: []turn{{Asked: 140, Got: 141, End: 160},
-			{Asked: 145, Got: 155, End: 170}}, promises: []string{alone}},
+		"two at once with a minority": {more: turns{{Asked: 140, Got: 141, End: 160},
+			{Asked: 145, Got: 155, End: 170}}, broken: alone},
 	} {
 		r := newRecord("", nil)
 		r.take(entry{Span: &span{98, 99, locks}})
@@ -160,11 +154,11 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			r.take(entry{report: report{Turn: &t}})
 		}
 		f := r.check()
-		var promises []string
+		broken := ""
 		for _, v := range f.wrong {
-			promises = append(promises, v.promise)
+			broken += v.promise
 		}
-		if !slices.Equal(promises, c.promises) || f.overlaps != c.overlaps ||
+		if broken != c.broken || f.overlaps != c.overlaps ||
 			f.refused != c.refused || f.void == 0 {
 			t.Errorf("%s: found %+v, want %+v", name, f, c)
 		}

@@ -2,6 +2,7 @@ package memetcd
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -34,6 +35,9 @@ func (l *lease) expired() bool { return !time.Now().Before(l.end) }
 func (l *lease) renew() { l.end = time.Now().Add(time.Duration(l.ttl) * time.Second) }
 
 func (s *state) grant(r *pb.LeaseGrantRequest) (*pb.LeaseGrantResponse, error) {
+	if s.full {
+		return nil, rpctypes.ErrGRPCNoSpace
+	}
 	if r.TTL > maxTTL {
 		return nil, rpctypes.ErrGRPCLeaseTTLTooLarge
 	}
@@ -91,12 +95,27 @@ func (s *state) promote() {
 	}
 }
 
-func (s *state) timeToLive(r *pb.LeaseTimeToLiveRequest) *pb.LeaseTimeToLiveResponse {
-	checkFields(r, &pb.LeaseTimeToLiveRequest{ID: r.ID})
+var errExpired = errors.New("the term has ended, and the lease is not revoked yet")
+
+// keepAlive begins the term of a lease anew. If there is no such lease, it answers with the TTL 0.
+func (s *state) keepAlive(id int64) (*pb.LeaseKeepAliveResponse, error) {
+	res := &pb.LeaseKeepAliveResponse{Header: header(s.rev), ID: id}
+	if l := s.leases[id]; l != nil {
+		if l.expired() {
+			return nil, errExpired
+		}
+		l.renew()
+		res.TTL = l.ttl
+	}
+	return res, nil
+}
+
+func (s *state) timeToLive(r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
+	checkFields(r, "ID")
 	res := &pb.LeaseTimeToLiveResponse{Header: header(s.rev), ID: r.ID, TTL: -1}
 	if l := s.leases[r.ID]; l != nil {
 		res.TTL = int64(time.Until(l.end).Seconds())
 		res.GrantedTTL = l.ttl
 	}
-	return res
+	return res, nil
 }

@@ -88,7 +88,8 @@ func show(m proto.Message) string {
 func (s *side) ask(req proto.Message) string {
 	ctx, cancel := context.WithTimeout(s.t.Context(), await.Patience)
 	defer cancel()
-	kv, leases := pb.NewKVClient(s.conn), pb.NewLeaseClient(s.conn)
+	kv := pb.NewKVClient(s.conn)
+	leases := pb.NewLeaseClient(s.conn)
 	var res interface {
 		proto.Message
 		GetHeader() *pb.ResponseHeader
@@ -104,20 +105,19 @@ func (s *side) ask(req proto.Message) string {
 	case *pb.LeaseRevokeRequest:
 		res, err = leases.LeaseRevoke(ctx, r)
 	case *pb.LeaseTimeToLiveRequest:
-		var ttl *pb.LeaseTimeToLiveResponse
-		if ttl, err = leases.LeaseTimeToLive(ctx, r); err == nil && ttl.TTL > 0 {
-			ttl.TTL = ttl.GrantedTTL // the time left may differ
-		}
-		res = ttl
+		res, err = leases.LeaseTimeToLive(ctx, r)
 	case *pb.LeaseKeepAliveRequest:
-		if err = s.alive.Send(r); err == nil {
-			res, err = s.alive.Recv()
-		}
+		await.Must(s.t, s.alive.Send(r))
+		res, err = s.alive.Recv()
 	case *pb.WatchRequest:
 		return s.askWatch(r)
 	}
+
 	if err != nil {
 		return fmt.Sprint(status.Code(err), ": ", status.Convert(err).Message())
+	}
+	if ttl, ok := res.(*pb.LeaseTimeToLiveResponse); ok {
+		ttl.TTL = min(ttl.TTL, 1) // the time left may differ
 	}
 	h := res.GetHeader()
 	h.ClusterId, h.MemberId, h.RaftTerm = 0, 0, 0
@@ -182,14 +182,6 @@ func (q *sequence) get() *pb.RangeRequest {
 	return r
 }
 
-func (q *sequence) put() *pb.PutRequest {
-	return &pb.PutRequest{Key: q.key(), Value: []byte([]string{"", "x", "y"}[q.r.IntN(3)]), Lease: q.maybe(q.lease())}
-}
-
-func (q *sequence) remove() *pb.RequestOp {
-	return &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: q.key()}}}
-}
-
 func (q *sequence) compare() *pb.Compare {
 	c := &pb.Compare{Key: q.key(), Target: pb.Compare_MOD, TargetUnion: &pb.Compare_ModRevision{ModRevision: q.around() * int64(q.r.IntN(2))}}
 	if q.some() {
@@ -199,18 +191,26 @@ func (q *sequence) compare() *pb.Compare {
 	return c
 }
 
-func (q *sequence) txn() *pb.TxnRequest {
-	r := &pb.TxnRequest{}
+// change draws a change of a key, or none.
+func (q *sequence) change(key []byte) []*pb.RequestOp {
+	switch q.r.IntN(4) {
+	case 0:
+		return nil
+	case 1:
+		remove := &pb.DeleteRangeRequest{Key: key}
+		return []*pb.RequestOp{{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: remove}}}
+	}
+	value := []byte([]string{"", "x", "y"}[q.r.IntN(3)])
+	return putting(&pb.PutRequest{Key: key, Value: value, Lease: q.maybe(q.lease())}).Success
+}
+
+// txn draws a transaction that changes one of two keys.
+func (q *sequence) txn(key, other []byte) *pb.TxnRequest {
+	r := &pb.TxnRequest{Success: q.change(key), Failure: q.change(other)}
 	for range q.r.IntN(3) {
 		r.Compare = append(r.Compare, q.compare())
 	}
 	for _, ops := range []*[]*pb.RequestOp{&r.Success, &r.Failure} {
-		switch q.r.IntN(3) {
-		case 0:
-			*ops = append(*ops, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: q.put()}})
-		case 1:
-			*ops = append(*ops, q.remove())
-		}
 		for range q.r.IntN(3) {
 			*ops = append(*ops, &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: q.get()}})
 		}
@@ -223,16 +223,8 @@ func (q *sequence) txn() *pb.TxnRequest {
 func (q *sequence) parts() *pb.TxnRequest {
 	r := &pb.TxnRequest{}
 	for i := range 1 + q.r.IntN(4) {
-		part := q.txn()
-		for _, op := range slices.Concat(part.Success, part.Failure) {
-			if put := op.GetRequestPut(); put != nil {
-				put.Key = fmt.Append(nil, "p", i)
-			}
-			if remove := op.GetRequestDeleteRange(); remove != nil {
-				remove.Key = fmt.Append(nil, "p", i)
-			}
-		}
-		r.Success = append(r.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: part}})
+		own := fmt.Append(nil, "p", i)
+		r.Success = append(r.Success, &pb.RequestOp{Request: &pb.RequestOp_RequestTxn{RequestTxn: q.txn(own, own)}})
 	}
 	return r
 }
@@ -243,25 +235,21 @@ func putting(r *pb.PutRequest) *pb.TxnRequest {
 }
 
 func (q *sequence) request() proto.Message {
-	switch q.r.IntN(18) {
-	case 0, 1:
+	switch q.r.IntN(16) {
+	case 0:
 		return q.get()
-	case 2, 3, 4, 5:
-		return putting(q.put())
-	case 6:
-		return &pb.TxnRequest{Success: []*pb.RequestOp{q.remove()}}
-	case 7, 8, 9, 10:
-		return q.txn()
-	case 11:
+	case 1:
 		return &pb.LeaseGrantRequest{ID: q.lease(), TTL: int64(600 + q.r.IntN(100))}
-	case 12:
+	case 2:
 		return &pb.LeaseRevokeRequest{ID: q.lease()}
-	case 15, 16, 17:
-		return q.parts()
-	case 13:
+	case 3:
 		return &pb.LeaseTimeToLiveRequest{ID: q.lease()}
+	case 4:
+		return &pb.LeaseKeepAliveRequest{ID: q.lease()}
+	case 5, 6, 7:
+		return q.parts()
 	}
-	return &pb.LeaseKeepAliveRequest{ID: q.lease()}
+	return q.txn(q.key(), q.key())
 }
 
 // sides starts both etcds.
@@ -294,7 +282,6 @@ func TestLikeEtcd(t *testing.T) {
 	q := &sequence{r: rand.New(rand.NewPCG(seed, 0)), rev: 1}
 	all := sides(t)
 	var ids []int64 // the open watches
-	var made int64  // the number of watches so far, which is the next id
 	same := func() {
 		for _, id := range ids {
 			await.Success(t, "the same reports", func() error {
@@ -310,15 +297,8 @@ func TestLikeEtcd(t *testing.T) {
 	for n := range 3000 {
 		switch {
 		case n%60 == 10:
-			c := &pb.WatchCreateRequest{Key: q.key(), StartRevision: q.maybe(q.around()), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}}
-			c.RangeEnd = append(slices.Clone(c.Key), 0xff)
-			if made%2 == 1 {
-				c.WatchId, c.RangeEnd = 1000+made, nil
-				ids = append(ids, c.WatchId)
-			} else {
-				ids = append(ids, made/2)
-			}
-			made++
+			c := &pb.WatchCreateRequest{Key: q.key(), StartRevision: q.maybe(q.around()), WatchId: int64(n), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}}
+			ids = append(ids, c.WatchId)
 			both(t, all, &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: c}})
 		case n%60 == 40 && len(ids) > 0:
 			same()
@@ -329,10 +309,9 @@ func TestLikeEtcd(t *testing.T) {
 			both(t, all, q.request())
 		}
 		if n%5 == 0 {
-			both(t, all, &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z")})
-			res, err := pb.NewKVClient(all[0].conn).Range(t.Context(), &pb.RangeRequest{Key: []byte("z")})
-			await.Must(t, err)
-			q.rev = res.Header.Revision
+			whole := &pb.RangeRequest{Key: []byte("a"), RangeEnd: []byte("z")}
+			both(t, all, whole)
+			q.rev = await.Value(pb.NewKVClient(all[0].conn).Range(t.Context(), whole)).Header.Revision
 		}
 	}
 	same()
@@ -352,9 +331,7 @@ func TestTermsEndLikeEtcds(t *testing.T) {
 	}
 	for _, s := range all {
 		await.Until(t, s.name+": the end of the lease", func() bool {
-			res, err := pb.NewLeaseClient(s.conn).LeaseTimeToLive(t.Context(), &pb.LeaseTimeToLiveRequest{ID: 7})
-			await.Must(t, err)
-			return res.TTL == -1
+			return strings.Contains(s.ask(&pb.LeaseTimeToLiveRequest{ID: 7}), "TTL:-1")
 		})
 	}
 	for _, r := range []proto.Message{

@@ -46,42 +46,36 @@ func (m *Member) set(f func()) {
 	m.c.do(func() { f(); m.c.electLocked() })
 }
 
-// Freeze stops the process. Its connections stay, but transfer nothing.
-func (m *Member) Freeze() {
+// Freeze stops the process until heal is called. Its connections stay, but transfer nothing. A
+// request that arrives meanwhile may be carried out even if its sender has given up.
+func (m *Member) Freeze() (heal func()) {
 	m.set(func() { m.frozen = true })
 	m.proxy.Stall()
-}
-
-// Thaw ends a Freeze. A request that arrived meanwhile may be carried out even if its sender has
-// given up.
-func (m *Member) Thaw() {
-	m.set(func() { m.frozen = false })
-	m.proxy.Flow()
+	return func() {
+		m.set(func() { m.frozen = false })
+		m.proxy.Flow()
+	}
 }
 
 // Isolate cuts the member off from the other members, but not from the clients.
-func (m *Member) Isolate() {
+func (m *Member) Isolate() (heal func()) {
 	m.set(func() {
 		if !m.isolated {
 			m.isolated = true
 			m.stale = m.c.state.rev
 		}
 	})
+	return func() { m.set(func() { m.isolated = false }) }
 }
 
-// Join connects the member to the others again after an Isolate.
-func (m *Member) Join() { m.set(func() { m.isolated = false }) }
-
-// Kill ends the process and its connections.
-func (m *Member) Kill() {
+// Kill ends the process and its connections. The function heal starts the process again.
+func (m *Member) Kill() (heal func()) {
 	m.set(func() { m.up = false; m.lives++ })
 	m.proxy.Down()
-}
-
-// Start starts the process again after a Kill.
-func (m *Member) Start() {
-	m.set(func() { m.up = true })
-	m.proxy.Up()
+	return func() {
+		m.set(func() { m.up = true })
+		m.proxy.Up()
+	}
 }
 
 // Fail makes each later request fail with the probability bad. A request that fails is lost, its
@@ -169,8 +163,8 @@ func (m *Member) quorum(ctx context.Context, stubborn bool) error {
 }
 
 // answer carries out a request that needs a majority. All members learn of a change immediately.
-func answer[T interface{ GetHeader() *pb.ResponseHeader }](
-	ctx context.Context, m *Member, f func(*state) (T, error),
+func answer[R any, T interface{ GetHeader() *pb.ResponseHeader }](
+	ctx context.Context, m *Member, f func(*state, R) (T, error), r R,
 ) (res T, err error) {
 	fate, stubborn, err := m.arrive(ctx)
 	if err != nil {
@@ -188,7 +182,7 @@ func answer[T interface{ GetHeader() *pb.ResponseHeader }](
 		return res, err
 	}
 	before := m.c.state.rev
-	if res, err = f(m.c.state); err == nil {
+	if res, err = f(m.c.state, r); err == nil {
 		m.signLocked(res.GetHeader())
 	}
 	if m.c.state.rev != before {
@@ -216,11 +210,11 @@ type kv struct {
 }
 
 func (s kv) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.RangeResponse, error) { return st.get(r), nil })
+	return answer(ctx, s.m, (*state).get, r)
 }
 
 func (s kv) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.TxnResponse, error) { return st.txn(r) })
+	return answer(ctx, s.m, (*state).txn, r)
 }
 
 type leases struct {
@@ -231,28 +225,19 @@ type leases struct {
 func (s leases) LeaseGrant(
 	ctx context.Context, r *pb.LeaseGrantRequest,
 ) (*pb.LeaseGrantResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.LeaseGrantResponse, error) {
-		if st.full {
-			return nil, rpctypes.ErrGRPCNoSpace
-		}
-		return st.grant(r)
-	})
+	return answer(ctx, s.m, (*state).grant, r)
 }
 
 func (s leases) LeaseRevoke(
 	ctx context.Context, r *pb.LeaseRevokeRequest,
 ) (*pb.LeaseRevokeResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.LeaseRevokeResponse, error) {
-		return st.revoke(r.ID)
-	})
+	return answer(ctx, s.m, (*state).revoke, r.ID)
 }
 
 func (s leases) LeaseTimeToLive(
 	ctx context.Context, r *pb.LeaseTimeToLiveRequest,
 ) (*pb.LeaseTimeToLiveResponse, error) {
-	return answer(ctx, s.m, func(st *state) (*pb.LeaseTimeToLiveResponse, error) {
-		return st.timeToLive(r), nil
-	})
+	return answer(ctx, s.m, (*state).timeToLive, r)
 }
 
 // LeaseKeepAlive answers the requests of a stream one after another.
@@ -273,32 +258,17 @@ func (s leases) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 }
 
 // renew begins the term of a lease anew. If the term has ended, renew waits until the lease is
-// revoked, and then answers with the TTL 0.
+// revoked.
 func (s leases) renew(ctx context.Context, id int64) (*pb.LeaseKeepAliveResponse, error) {
-	renewed := func(st *state) (*pb.LeaseKeepAliveResponse, error) {
-		res := &pb.LeaseKeepAliveResponse{Header: header(st.rev), ID: id}
-		switch l := st.leases[id]; {
-		case l == nil:
-		case l.expired():
-			return nil, errExpired
-		default:
-			l.renew()
-			res.TTL = l.ttl
-		}
-		return res, nil
-	}
-
 	began := time.Now()
 	for ; time.Since(began) < patience && ctx.Err() == nil; s.m.c.sleep(50 * time.Millisecond) {
-		if res, err := answer(ctx, s.m, renewed); !errors.Is(err, errExpired) {
+		if res, err := answer(ctx, s.m, (*state).keepAlive, id); !errors.Is(err, errExpired) {
 			return res, err
 		}
 	}
 
 	return nil, rpctypes.ErrGRPCTimeout
 }
-
-var errExpired = errors.New("the term has ended, and the lease is not revoked yet")
 
 // Name returns the member's name, which is also the host in its address.
 func (m *Member) Name() string { return "m" + string('0'+rune(m.id)) }

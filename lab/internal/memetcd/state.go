@@ -5,12 +5,12 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"sort"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // state is what the members agree on: the entries with their last revisions, and the leases.
@@ -29,12 +29,14 @@ func newState() *state {
 		unknown: map[int64]bool{}}
 }
 
-// checkFields panics if r has a field that memetcd does not imitate. The argument known is a copy
-// of r with only the fields that memetcd imitates.
-func checkFields(r, known proto.Message) {
-	if !proto.Equal(r, known) {
-		panic(fmt.Sprintf("memetcd does not imitate %v", r))
-	}
+// checkFields panics if r has a field besides those that memetcd imitates.
+func checkFields(r proto.Message, known ...protoreflect.Name) {
+	r.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		if !slices.Contains(known, f.Name()) {
+			panic(fmt.Sprintf("memetcd does not imitate %v", r))
+		}
+		return true
+	})
 }
 
 // span is a range of keys as a request names it.
@@ -59,22 +61,12 @@ func (s span) entries(all map[string]*mvccpb.KeyValue) (found []*mvccpb.KeyValue
 	return found
 }
 
-// deletionsSince returns the deletions from a revision on.
-func (s *state) deletionsSince(rev int64) []*mvccpb.Event {
-	i := sort.Search(len(s.gone), func(i int) bool { return s.gone[i].Kv.ModRevision >= rev })
-	return s.gone[i:]
-}
-
-func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
-	known := &pb.RangeRequest{Key: r.Key, RangeEnd: r.RangeEnd, Limit: r.Limit,
-		MaxCreateRevision: r.MaxCreateRevision}
+func (s *state) get(r *pb.RangeRequest) (*pb.RangeResponse, error) {
+	checkFields(r, "key", "range_end", "limit", "max_create_revision", "sort_target", "sort_order")
 	sorted := r.SortTarget == pb.RangeRequest_CREATE
-	if sorted {
-		known.SortTarget = pb.RangeRequest_CREATE
-		known.SortOrder = r.SortOrder
+	if !sorted && r.SortTarget != pb.RangeRequest_KEY {
+		panic(fmt.Sprintf("memetcd does not imitate %v", r))
 	}
-
-	checkFields(r, known)
 
 	kvs := span{r.Key, r.RangeEnd}.entries(s.kvs)
 	res := &pb.RangeResponse{Header: header(s.rev), Count: int64(len(kvs))}
@@ -84,7 +76,7 @@ func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
 	if sorted {
 		byAge(kvs)
 	}
-	if sorted && r.SortOrder == pb.RangeRequest_DESCEND {
+	if r.SortOrder == pb.RangeRequest_DESCEND {
 		slices.Reverse(kvs)
 	}
 	if r.Limit > 0 && int64(len(kvs)) > r.Limit {
@@ -93,7 +85,7 @@ func (s *state) get(r *pb.RangeRequest) *pb.RangeResponse {
 	}
 
 	res.Kvs = kvs
-	return res
+	return res, nil
 }
 
 // byAge sorts entries from the oldest to the newest. Its caller has sorted the entries by key.
@@ -104,8 +96,7 @@ func byAge(kvs []*mvccpb.KeyValue) {
 
 // put stores an entry under a lease that exists.
 func (s *state) put(r *pb.PutRequest) *pb.PutResponse {
-	checkFields(r, &pb.PutRequest{Key: r.Key, Value: r.Value, Lease: r.Lease})
-	l := s.leases[r.Lease]
+	checkFields(r, "key", "value", "lease")
 	s.rev++
 	kv := &mvccpb.KeyValue{Key: r.Key, Value: r.Value, Lease: r.Lease, CreateRevision: s.rev,
 		ModRevision: s.rev, Version: 1}
@@ -115,7 +106,7 @@ func (s *state) put(r *pb.PutRequest) *pb.PutResponse {
 		s.detach(old)
 	}
 
-	if l != nil {
+	if l := s.leases[r.Lease]; l != nil {
 		l.keys[string(kv.Key)] = true
 	}
 	s.kvs[string(kv.Key)] = kv
@@ -143,7 +134,7 @@ func (s *state) drop(gone []*mvccpb.KeyValue) {
 }
 
 func (s *state) remove(r *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
-	checkFields(r, &pb.DeleteRangeRequest{Key: r.Key})
+	checkFields(r, "key")
 	gone := span{key: r.Key}.entries(s.kvs)
 	s.drop(gone)
 	return &pb.DeleteRangeResponse{Header: header(s.rev), Deleted: int64(len(gone))}
@@ -152,9 +143,8 @@ func (s *state) remove(r *pb.DeleteRangeRequest) *pb.DeleteRangeResponse {
 // passes reports whether a comparison of a transaction is true. A range without entries is
 // compared as one entry whose revisions are 0.
 func (s *state) passes(c *pb.Compare) bool {
-	known := &pb.Compare{Key: c.Key, RangeEnd: c.RangeEnd, Target: c.Target,
-		TargetUnion: c.TargetUnion}
-	if checkFields(c, known); c.Target != pb.Compare_CREATE && c.Target != pb.Compare_MOD {
+	checkFields(c, "key", "range_end", "target", "mod_revision", "create_revision")
+	if c.Target != pb.Compare_CREATE && c.Target != pb.Compare_MOD {
 		panic(fmt.Sprintf("memetcd does not imitate %v", c))
 	}
 	kvs := span{c.Key, c.RangeEnd}.entries(s.kvs)
@@ -176,7 +166,8 @@ const maxOps = 128
 // their entries in one revision, and nothing is changed if one of the leases does not exist.
 func (s *state) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	parts := partsOf(r)
-	if parts == nil {
+	single := parts == nil
+	if single {
 		parts = []*pb.TxnRequest{r}
 	}
 	var branches []branch
@@ -191,8 +182,8 @@ func (s *state) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	}
 
 	for _, b := range branches {
-		if err := s.checkLease(b); err != nil {
-			return nil, err
+		if slices.ContainsFunc(b.ops, s.lacksLease) {
+			return nil, rpctypes.ErrGRPCLeaseNotFound
 		}
 	}
 
@@ -201,7 +192,7 @@ func (s *state) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	for _, b := range branches {
 		answers = append(answers, s.carryOut(b, began))
 	}
-	if partsOf(r) == nil {
+	if single {
 		answers[0].Header = header(s.rev)
 		return answers[0], nil
 	}
@@ -224,13 +215,19 @@ func partsOf(r *pb.TxnRequest) (parts []*pb.TxnRequest) {
 		}
 	}
 
-	if len(parts) > 0 {
-		checkFields(r, &pb.TxnRequest{Success: r.Success})
+	if parts != nil {
+		checkFields(r, "success")
 	}
 	return parts
 }
 
 func isPut(op *pb.RequestOp) bool { return op.GetRequestPut() != nil }
+
+// lacksLease reports whether op puts an entry under a lease that does not exist.
+func (s *state) lacksLease(op *pb.RequestOp) bool {
+	id := op.GetRequestPut().GetLease()
+	return id != 0 && s.leases[id] == nil
+}
 
 // branch is the branch of a transaction that its conditions have chosen.
 type branch struct {
@@ -247,45 +244,36 @@ func (s *state) choose(r *pb.TxnRequest) branch {
 	return branch{succeeded: true, ops: r.Success}
 }
 
-func (s *state) checkLease(b branch) error {
-	for _, op := range b.ops {
-		put := op.GetRequestPut()
-		if put != nil && put.Lease != 0 && s.leases[put.Lease] == nil {
-			return rpctypes.ErrGRPCLeaseNotFound
-		}
-	}
-	return nil
-}
-
 // carryOut carries out a branch of a transaction that began at a revision. Only the first operation
 // of a branch may change an entry.
 func (s *state) carryOut(b branch, began int64) *pb.TxnResponse {
 	res := &pb.TxnResponse{Succeeded: b.succeeded}
 	for i, op := range b.ops {
-		get := op.GetRequestRange()
+		o := &pb.ResponseOp{}
+		res.Responses = append(res.Responses, o)
+		if get := op.GetRequestRange(); get != nil {
+			found, _ := s.get(get)
+			o.Response = &pb.ResponseOp_ResponseRange{ResponseRange: found}
+			continue
+		}
+
+		now := s.rev
+		s.rev = began
 		put := op.GetRequestPut()
 		remove := op.GetRequestDeleteRange()
-		if get == nil && i > 0 {
-			panic(fmt.Sprintf("memetcd does not imitate %v", op))
-		}
-		now := s.rev
-		o := &pb.ResponseOp{}
 		switch {
-		case get != nil:
-			o.Response = &pb.ResponseOp_ResponseRange{ResponseRange: s.get(get)}
+		case i > 0:
+			panic(fmt.Sprintf("memetcd does not imitate %v", op))
 		case remove != nil:
-			s.rev = began
 			done := s.remove(remove)
 			done.Header = header(max(s.rev, now))
 			o.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: done}
 		case put != nil:
-			s.rev = began
 			o.Response = &pb.ResponseOp_ResponsePut{ResponsePut: s.put(put)}
 		default:
 			panic(fmt.Sprintf("memetcd does not imitate %v", op))
 		}
 		s.rev = max(s.rev, now)
-		res.Responses = append(res.Responses, o)
 	}
 
 	return res

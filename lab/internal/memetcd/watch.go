@@ -1,8 +1,10 @@
 package memetcd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -20,20 +22,20 @@ type watchStream struct {
 
 	// The mutex of the Cluster guards all fields below.
 	watchers map[int64]*watcher
-	last     int64               // the number of the newest watch
 	out      []*pb.WatchResponse // responses not sent yet
 }
 
-// watcher is one watch of deletions.
+// watcher is one watch of the deletions of an entry.
 type watcher struct {
 	id   int64
-	span span
-	from int64 // the first revision that is not reported yet
+	key  string
+	from int64 // the first revision to report
+	seen int   // the number of deletions that it has passed
 }
 
 // Watch answers requests on one goroutine, and reports events on another.
 func (s watches) Watch(stream pb.Watch_WatchServer) error {
-	ws := &watchStream{Watch_WatchServer: stream, m: s.m, watchers: map[int64]*watcher{}, last: -1}
+	ws := &watchStream{Watch_WatchServer: stream, m: s.m, watchers: map[int64]*watcher{}}
 	ctx, cancel := context.WithCancel(stream.Context())
 	var reporter sync.WaitGroup
 	defer reporter.Wait()
@@ -74,20 +76,13 @@ func (ws *watchStream) request(r *pb.WatchRequest) {
 
 // createLocked adds a watch of deletions from the requested revision on, or else of new deletions.
 func (ws *watchStream) createLocked(r *pb.WatchCreateRequest, at int64) {
-	checkFields(r, &pb.WatchCreateRequest{Key: r.Key, RangeEnd: r.RangeEnd,
-		StartRevision: r.StartRevision, WatchId: r.WatchId,
-		Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
-	from := r.StartRevision
-	if from == 0 {
-		from = at + 1
-	}
+	checkFields(r, "key", "start_revision", "watch_id", "filters")
 	id := r.WatchId
-	if id == 0 {
-		ws.last++
-		id = ws.last
+	if id == 0 || !slices.Contains(r.Filters, pb.WatchCreateRequest_NOPUT) {
+		panic(fmt.Sprintf("memetcd does not imitate %v", r))
 	}
-
-	ws.watchers[id] = &watcher{id, span{r.Key, r.RangeEnd}, from}
+	from := cmp.Or(r.StartRevision, at+1)
+	ws.watchers[id] = &watcher{id: id, key: string(r.Key), from: from}
 	ws.out = append(ws.out, &pb.WatchResponse{Header: header(at), WatchId: id, Created: true})
 }
 
@@ -125,7 +120,6 @@ func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
 		at := ws.m.appliedLocked()
 		for _, w := range ws.watchers {
 			all = append(all, w.news(ws.m.c.state, at)...)
-			w.from = max(w.from, at+1)
 		}
 	}
 
@@ -137,12 +131,13 @@ func (ws *watchStream) collectLocked() (all []*pb.WatchResponse) {
 
 // news returns the deletions up to the revision at, in a separate response for each revision.
 func (w *watcher) news(s *state, at int64) (all []*pb.WatchResponse) {
-	for _, e := range s.deletionsSince(w.from) {
+	for _, e := range s.gone[w.seen:] {
 		rev := e.Kv.ModRevision
 		if rev > at {
 			break
 		}
-		if !w.span.contains(e.Kv.Key) {
+		w.seen++
+		if rev < w.from || string(e.Kv.Key) != w.key {
 			continue
 		}
 		if n := len(all); n == 0 || all[n-1].Header.Revision != rev {
