@@ -47,17 +47,15 @@ func (s *store) openOne(what string, srv server, addr string, url func(addr stri
 		return func(*run, int) { s.Check(srv.Start(context.Background(), data)) }
 	}
 	stop := func(*run, int) { srv.Stop() }
-	s.faults = func(all *catalog) {
-		all.processes()
-		all.links()
-		add := func(name string, takes loss, fail, heal step) {
-			all.add("the server: "+name, 0.2, 2, takes, onServers(1, fail, heal))
-		}
-		add("killed, and started again", nothing, stop, start(true))
-		add("restarted without data", locks, stop, start(false))
-		if p, ok := srv.(*process); ok {
-			add("stopped", nothing, p.signal(syscall.SIGSTOP), p.signal(syscall.SIGCONT))
-		}
+	s.faults.processes()
+	s.faults.links()
+	add := func(name string, takes loss, fail, heal step) {
+		s.faults.add("the server: "+name, 0.2, 2, takes, onServers(1, fail, heal))
+	}
+	add("killed, and started again", nothing, stop, start(true))
+	add("restarted without data", locks, stop, start(false))
+	if p, ok := srv.(*process); ok {
+		add("stopped", nothing, p.signal(syscall.SIGSTOP), p.signal(syscall.SIGCONT))
 	}
 }
 
@@ -90,9 +88,7 @@ type process struct {
 
 func newProcess(l *redistest.Lab, prepare func(dir string) error,
 	command func(dir, port string) *exec.Cmd) *process {
-	dir, err := os.MkdirTemp("", "torture-")
-	l.Check(err)
-	l.Cleanup(func() { os.RemoveAll(dir) })
+	dir := tempDir(l)
 	addr, err := crew.FreeAddr()
 	l.Check(err)
 	return &process{Lab: l, addr: addr, dir: filepath.Join(dir, "data"), prepare: prepare,
@@ -199,20 +195,16 @@ func (s *store) openMariaDB() {
 }
 
 func (s *store) openSQLite() {
-	dir, err := os.MkdirTemp("", "torture-")
-	s.Check(err)
-	s.Cleanup(func() { os.RemoveAll(dir) })
+	dir := tempDir(s.Lab)
 	url := "sqlite://" + dir + "/locks.db"
 	s.what = "a file of SQLite"
 	s.urls = slices.Repeat([]string{url}, seats)
 	s.left = s.held(url)
-	s.faults = (*catalog).processes
+	s.faults.processes()
 }
 
 func (s *store) openKubernetes() {
-	dir, err := os.MkdirTemp("", "torture-")
-	s.Check(err)
-	s.Cleanup(func() { os.RemoveAll(dir) })
+	dir := tempDir(s.Lab)
 	srv, err := kubetest.New(dir)
 	s.Check(err)
 	s.Cleanup(srv.End)

@@ -81,10 +81,16 @@ func (o *options) openStore(l *redistest.Lab) *store {
 	return s
 }
 
-func (s *store) openFiles() {
+// tempDir returns a directory that is removed at the end of the run.
+func tempDir(l *redistest.Lab) string {
 	dir, err := os.MkdirTemp("", "torture-")
-	s.Check(err)
-	s.Cleanup(func() { os.RemoveAll(dir) })
+	l.Check(err)
+	l.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func (s *store) openFiles() {
+	dir := tempDir(s.Lab)
 	s.what = "files"
 	s.urls = slices.Repeat([]string{"filelock://" + dir}, seats)
 	// a killed holder's file stays until a caller locks the key
