@@ -468,7 +468,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	}
 }
 
-// yield leaves a mixed key to other programs for a moment: see line.Yield. A call that makes only
+// yield leaves a mixed key to other programs for a moment: see line.Line.Yields. A call that makes only
 // one attempt makes it at once.
 func (w *wait) yield(ctx context.Context) {
 	w.c.mu.Lock()

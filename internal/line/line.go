@@ -320,6 +320,20 @@ func (ln *Line) Unanswered(sent clock.Instant) {
 	}
 }
 
+// Yields returns how much longer the Client leaves the key to other programs now.
+func (ln *Line) Yields() time.Duration {
+	until := ln.q.contended.keys[ln.key].mixed
+	if until == 0 {
+		return 0 // without a look at the clock
+	}
+
+	now := ln.q.Clock.Now()
+	if now >= until {
+		return 0
+	}
+	return yieldAt(ln.q.Clock.Time(now))
+}
+
 // InOutage reports whether there is an outage.
 func (ln *Line) InOutage() bool { return ln.outage != 0 }
 

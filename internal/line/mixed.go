@@ -14,25 +14,12 @@ const (
 	yieldsFor = 80 * time.Millisecond // the end of each period
 )
 
-// Yield returns how much longer, at the time now, Clients leave mixed keys to other programs. It is
+// yieldAt returns how much longer, at the time now, Clients leave mixed keys to other programs. It is
 // 0 if they do not.
-func Yield(now time.Time) time.Duration {
+func yieldAt(now time.Time) time.Duration {
 	left := period - time.Duration(now.UnixNano())%period
 	if left > yieldsFor {
 		return 0
 	}
 	return left
-}
-
-// Yields returns how much longer the Client leaves the key to other programs now.
-func (ln *Line) Yields() time.Duration {
-	until := ln.q.contended.keys[ln.key].mixed
-	if until == 0 {
-		return 0 // without a look at the clock
-	}
-	now := ln.q.Clock.Now()
-	if now >= until {
-		return 0
-	}
-	return Yield(ln.q.Clock.Time(now))
 }

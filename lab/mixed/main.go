@@ -1,11 +1,10 @@
-// Command mixed measures how programs with hasp and with another library share one busy key, as
+// Command mixed measures how programs with different libraries or strategies share one busy key, as
 // they do while a company moves from one to the other. Run it in the directory lab:
 //
 //	go run ./mixed [-time 15s] [-hold 5ms]
 //
-// Three callers of the library and three Clients of hasp lock one key of a Redis of their own,
-// hold it, unlock it, and lock it again at once. The table has their holds, and the longest wait
-// of each side.
+// Three callers of each side lock one key of a Redis, hold it, unlock it, and lock it again at once.
+// The table has the holds and the longest wait of each side.
 package main
 
 import (
@@ -36,9 +35,9 @@ const (
 // lock locks the key, and returns a function that unlocks it.
 type lock func(ctx context.Context) (unlock func(), err error)
 
-// others has the other libraries, with the settings that they have by default. redislock has no
+// libraries has the other libraries, with the settings that they have by default. redislock has no
 // default, so it has the strategy in its README.
-var others = map[string]func(*redis.Client) lock{
+var libraries = map[string]func(*redis.Client) lock{
 	"redsync": func(rdb *redis.Client) lock {
 		rs := redsync.New(goredis.NewPool(rdb))
 		return func(ctx context.Context) (func(), error) {
@@ -56,18 +55,19 @@ var others = map[string]func(*redis.Client) lock{
 	},
 }
 
-// strategies has what each library is measured beside: first itself. redislock reports an error
-// when it meets the records of pubsublock.
-var strategies = map[string][]string{
-	"redsync":   {"redsync", "spinlock", "pubsublock", "fairlock"},
-	"redislock": {"redislock", "spinlock", "fairlock"},
+// pairs has the sides that are measured. Each library is also measured beside itself. redislock
+// reports an error when it meets a record of pubsublock.
+var pairs = [][2]string{
+	{"redsync", "redsync"}, {"redsync", "spinlock"}, {"redsync", "pubsublock"},
+	{"redsync", "fairlock"}, {"redislock", "redislock"}, {"redislock", "spinlock"},
+	{"redislock", "fairlock"}, {"spinlock", "pubsublock"}, {"spinlock", "fairlock"},
+	{"pubsublock", "fairlock"},
 }
 
 // side counts the holds of one side.
 type side struct {
 	mu      sync.Mutex // guards all below
 	holds   int
-	failed  int // locks that gave up
 	longest time.Duration
 }
 
@@ -79,11 +79,8 @@ func (s *side) call(ctx context.Context, lock lock, hold time.Duration) {
 		waited := time.Since(asked)
 
 		s.mu.Lock()
-		switch {
-		case err == nil:
+		if err == nil {
 			s.holds++
-		case ctx.Err() == nil:
-			s.failed++
 		}
 		s.longest = max(s.longest, waited)
 		s.mu.Unlock()
@@ -109,48 +106,50 @@ func main() {
 	}
 }
 
-// measure prints a table with a row for each library and strategy.
+// measure prints a table with a row for each pair.
 func measure(l *redistest.Lab, length, hold time.Duration) error {
 	srv := redistest.Start(l, &redistest.Options{Own: true, Real: true})
-	rdb := srv.Client()
-	fmt.Println("| library | its holds | longest wait, gave up | beside | its holds | longest wait |")
+	fmt.Println("| one side | its holds | longest wait | the other side | its holds | longest wait |")
 	fmt.Println("|---|--:|--:|---|--:|--:|")
-	for _, name := range []string{"redsync", "redislock"} {
-		for _, strategy := range strategies[name] {
-			ctx, cancel := context.WithTimeout(context.Background(), length)
-			defer cancel()
-			var theirs, ours side
-			var wg sync.WaitGroup
+	for _, pair := range pairs {
+		ctx, cancel := context.WithTimeout(context.Background(), length)
+		defer cancel()
+		var sides [2]side
+		var wg sync.WaitGroup
+		for i, name := range pair {
 			for range callers {
-				other := others[name](rdb)
-				beside := other
-				if strategy != name {
-					c, err := hasp.Open(ctx, strategy+"+"+srv.URL(), nil)
-					if err != nil {
-						return err
-					}
-					defer c.Close()
-					beside = withHasp(c)
+				lock, end, err := open(srv, name)
+				if err != nil {
+					return err
 				}
-				wg.Go(func() { theirs.call(ctx, other, hold) })
-				wg.Go(func() { ours.call(ctx, beside, hold) })
+				defer end()
+				wg.Go(func() { sides[i].call(ctx, lock, hold) })
 			}
-			wg.Wait()
-			fmt.Printf("| %s | %d | %v, %d | %s | %d | %v |\n", name, theirs.holds,
-				theirs.longest.Round(time.Millisecond), theirs.failed, strategy, ours.holds,
-				ours.longest.Round(time.Millisecond))
 		}
+		wg.Wait()
+
+		for i, name := range pair {
+			s := &sides[i]
+			fmt.Printf("| %s | %d | %v ", name, s.holds, s.longest.Round(time.Millisecond))
+		}
+		fmt.Println("|")
 	}
 	return nil
 }
 
-// withHasp locks the key by a Client.
-func withHasp(c *hasp.Client) lock {
-	return func(ctx context.Context) (func(), error) {
-		l, err := c.Lock(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		return func() { _ = l.Unlock(context.Background()) }, nil
+// open returns the lock of a library or of a strategy.
+func open(srv *redistest.Server, name string) (lock lock, end func(), err error) {
+	if library := libraries[name]; library != nil {
+		return library(srv.Client()), func() {}, nil
 	}
+
+	c, err := hasp.Open(context.Background(), name+"+"+srv.URL(), nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	lock = func(ctx context.Context) (func(), error) {
+		l, err := c.Lock(ctx, key)
+		return func() { _ = l.Unlock(context.Background()) }, err
+	}
+	return lock, func() { c.Close() }, nil
 }
