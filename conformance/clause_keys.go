@@ -79,10 +79,11 @@ func (e *env) keysApart(keys []string) {
 		if e.inspector {
 			b.shows(cs[i], fences[i])
 		}
+		// Renew all keys here, at the same time, so that their terms outlast the rest of the clause.
+		mustf(a.renews(cs[i]), "renew %s", brief(cs[i].Key))
 	}))
 
 	for i, c := range cs {
-		mustf(a.renews(c), "renew %s", brief(c.Key))
 		mustf(a.release(c), "release %s", brief(c.Key))
 		mustf(b.granted(c.Key), "%s after its release", brief(c.Key))
 		for _, other := range cs[i+1 : min(i+3, len(cs))] {
