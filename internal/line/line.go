@@ -397,8 +397,6 @@ func (ln *Line) RowOver(now clock.Instant) bool {
 	lasted := time.Duration(now - ln.pace.began)
 	mayLinger := ln.hold != nil && ln.hold.MayLinger
 	switch {
-	case ln.Yields() > 0:
-		return true
 	case lasted >= Fresh:
 		return ln.turns > 0 || mayLinger
 	case mayLinger:
