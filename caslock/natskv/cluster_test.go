@@ -62,7 +62,7 @@ func TestClusterServersRestart(t *testing.T) {
 	for _, n := range all {
 		addrs = append(addrs, n.addr)
 	}
-	at := "nats://" + strings.Join(addrs, ",") + "/locks?ttl=30s"
+	at := "nats://" + strings.Join(addrs, ",") + "/locks?ttl=30s&timeout=20s"
 	c := await.Value(hasp.Open(t.Context(), at, nil))
 	defer c.Close()
 	lease := await.Value(c.Lock(t.Context(), "kept"))
