@@ -54,7 +54,7 @@ func TestSilence(t *testing.T) {
 			}
 			wg.Wait()
 
-			p.Forget() // those that were begun in the outage stay silent
+			p.Forget()                // those that were begun in the outage stay silent
 			p.Set(faultproxy.State{}) // also ends a SetAfter that has seen no reply
 			later, cancel := context.WithTimeout(ctx, await.Patience)
 			defer cancel()
