@@ -49,7 +49,9 @@ type distinct struct {
 	length     time.Duration
 }
 
-// contest is a setting of the scenarios with one contended key.
+// contest is a setting of the scenarios with one contended key. In the scenario "fair", contestants
+// have long turns, because shares and longest waits mean little until each caller has had the key
+// several times.
 type contest struct {
 	waiters, processes int
 	hold               time.Duration
