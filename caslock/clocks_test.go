@@ -78,3 +78,27 @@ func TestAWriterBesideReadersWithOtherClocks(t *testing.T) {
 		await.Must(t, errors.Join(l.Unlock(ctx), writer.Close()))
 	})
 }
+
+// A store that has lost its last writes has the hold of a dead process again. That hold ends a term
+// after this process has first seen it there.
+func TestAHoldThatComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, mem := t.Context(), memkv.New()
+		dead, other := open(t, mem), open(t, mem)
+		c := claim("key", "dead")
+		await.Value(dead.Acquire(ctx, c))
+		lost := await.Value(mem.Get(ctx, "key"))
+		await.Must(t, dead.Release(ctx, c))
+		await.Value(other.Acquire(ctx, c))
+		await.Must(t, other.Release(ctx, c))
+
+		now := await.Value(mem.Get(ctx, "key"))
+		await.Value(mem.Put(ctx, "key", lost.Value, now.Version))
+		c.Token = "next"
+		if _, err := other.Acquire(ctx, c); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("beside the hold that came back: %v", err)
+		}
+		time.Sleep(c.TTL)
+		await.Value(other.Acquire(ctx, c))
+	})
+}

@@ -40,8 +40,11 @@ func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
 	await.Value(d.Acquire(ctx, c))
 	url := "http://" + s.Addr + "/apis/coordination.k8s.io/v1/namespaces/default/leases/controller"
 	spec := `{"holderIdentity":"leader","leaseDurationSeconds":15,"leaseTransitions":7,"renewTime":"2026-01-01T00:00:00.000000Z"}`
-	r := await.Value(http.NewRequest(http.MethodPatch, url, strings.NewReader(`{"spec":`+spec+`}`)))
-	await.Value(http.DefaultClient.Do(r)).Body.Close()
+	write := func(spec string) {
+		r := await.Value(http.NewRequest(http.MethodPatch, url, strings.NewReader(`{"spec":`+spec+`}`)))
+		await.Value(http.DefaultClient.Do(r)).Body.Close()
+	}
+	write(spec)
 
 	d.Renew(ctx, []backend.Claim{c}, func(_ int, _ backend.Grant, err error) {
 		if !errors.Is(err, backend.ErrLost) {
@@ -58,6 +61,10 @@ func TestALateRenewalLeavesTheLeaderItsLease(t *testing.T) {
 	if _, err := d.Acquire(ctx, c); !errors.As(err, &held) || held.Owner != "leader" {
 		t.Errorf("acquire beside the leader: %v", err)
 	}
+
+	// The hold in the annotation is not there again when the leader leaves.
+	write(`{"holderIdentity":""}`)
+	await.Value(d.Acquire(ctx, c))
 }
 
 // The server begins its resourceVersions again after a loss of its data, and then a Lease may have

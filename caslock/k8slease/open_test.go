@@ -217,6 +217,9 @@ func TestTheTokenIsReadAgain(t *testing.T) {
 	var valid atomic.Value
 	valid.Store("Bearer first")
 	h := status(401, "Unauthorized", func(r *http.Request) bool {
+		if r.ProtoMajor != 1 {
+			t.Errorf("the calls share a connection by %s", r.Proto)
+		}
 		return r.Header.Get("Authorization") != valid.Load()
 	})
 	host, ca := tlsServer(t, "api.example", h)
