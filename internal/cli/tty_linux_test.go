@@ -193,14 +193,18 @@ func TestBreakAsks(t *testing.T) {
 
 func TestBreakConcernsTheHolderOfTheQuestion(t *testing.T) {
 	t.Parallel()
-	url := store(t)
-	first := hold(t, url)
-	s := startSession(t, url, false, "break", "key")
-	s.expect("Break it? [y/N]")
-	first.free().want(t, 0)
-	second := hold(t, url)
-	s.types("y\n")
-	s.expect("has changed hands")
-	s.report.expect("exited 1")
-	second.free().want(t, 0) // it has not lost the key
+	for _, isTaken := range []bool{true, false} {
+		url := store(t)
+		first := hold(t, url)
+		s := startSession(t, url, false, "break", "key")
+		s.expect("Break it? [y/N]")
+		first.free().want(t, 0)
+		if isTaken {
+			second := hold(t, url)
+			defer func() { second.free().want(t, 0) }() // it has not lost the key
+		}
+		s.types("y\n")
+		s.expect("has changed hands")
+		s.report.expect("exited 1")
+	}
 }
