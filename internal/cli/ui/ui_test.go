@@ -200,7 +200,7 @@ func TestTokenBecomesACookie(t *testing.T) {
 	get(401, "/", c.Name+"="+strings.ToUpper(c.Value))
 }
 
-// One list serves all browsers. After they have left, there are no lists.
+// One list serves all browsers. After they have left, there are no lists until the next one comes.
 func TestListsOnlyWhileABrowserWatches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -217,8 +217,14 @@ func TestListsOnlyWhileABrowserWatches(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if n := src.lists; n < 19 || n > 21 {
+		n := src.lists
+		if n < 19 || n > 21 {
 			t.Errorf("%d lists in 10 s for 10 browsers, want 20", n)
+		}
+
+		(&browser{Server: s}).next(t.Context())
+		if src.lists == n {
+			t.Error("the next browser gets a list that is an hour old")
 		}
 	})
 }
