@@ -277,6 +277,24 @@ func TestReleaseDuringAMove(t *testing.T) {
 	await.Must(t, renew(d, next))
 }
 
+// The term of a new lease counts from the question, so a late answer does not prolong it.
+func TestLateAnswerDoesNotProlongATerm(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startOne(t), nil)
+	var answered time.Time
+	m.set(nil, func(method string) error {
+		if method == "LeaseGrant" {
+			answered = time.Now()
+			time.Sleep(time.Second) // more than the drift
+		}
+		return nil
+	})
+	c := claimFor("key", 10*time.Second)
+	if g := await.Value(acquire(d, c)); g.Until.After(answered.Add(c.TTL)) {
+		t.Errorf("the hold is trusted until %v, want %v at the latest", g.Until, answered.Add(c.TTL))
+	}
+}
+
 // A renewal for a short term does not shorten a long term, even if the driver does not know the
 // lease of the hold: after a lost reply, or because another driver made the hold.
 func TestRenewalByTheTokenKeepsTheTerm(t *testing.T) {
