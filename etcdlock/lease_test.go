@@ -206,6 +206,21 @@ func TestKeepUntilIsNotExceeded(t *testing.T) {
 	t.Errorf("the key was free %v after KeepUntil", late)
 }
 
+// A release that fails does not free a key that must be kept.
+func TestFailedReleaseDoesNotFreeAKeptKey(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startOne(t), nil)
+	c := take(t, d, "key", long)
+	c.KeepUntil = time.Now().Add(long)
+	m.set(failing("LeaseGrant", lost), nil)
+	if err := release(d, c); err == nil {
+		t.Error("release: nil, want an outage")
+	}
+	if st := await.Value(inspect(d, "key")); !st.Held {
+		t.Error("the key is free")
+	}
+}
+
 // TestLastSecond inspects a hold until its term has ended. In its last second, of which etcd
 // says 0 s, the key is still held.
 func TestLastSecond(t *testing.T) {
