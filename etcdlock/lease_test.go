@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
@@ -307,6 +308,27 @@ func TestLateAnswerDoesNotProlongATerm(t *testing.T) {
 	c := claimFor("key", 10*time.Second)
 	if g := await.Value(acquire(d, c)); g.Until.After(answered.Add(c.TTL)) {
 		t.Errorf("the hold is trusted until %v, want %v at the latest", g.Until, answered.Add(c.TTL))
+	}
+}
+
+// Another driver has moved a hold, and died before it ended the old lease. The next renewal does not
+// take the old lease for the lease of the hold.
+func TestRenewalOfAMovedHold(t *testing.T) {
+	t.Parallel()
+	at := startOne(t)
+	d := openDriver(t, at)
+	other, m := openMeddled(t, at, nil)
+	client := plainClient(t, at)
+	lease := func() int64 {
+		return await.Value(client.Get(t.Context(), "hasp/key/", clientv3.WithPrefix())).Kvs[0].Lease
+	}
+	c := take(t, d, "key", long)
+	m.set(failing("LeaseRevoke", lost), nil)
+	await.Must(t, renew(other, c))
+	moved := lease()
+	await.Must(t, renew(d, c))
+	if lease() == moved {
+		t.Error("the hold is under the lease of the other driver")
 	}
 }
 
