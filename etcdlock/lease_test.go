@@ -113,6 +113,26 @@ func TestLostCalls(t *testing.T) {
 	}
 }
 
+// A Wait that ends after the reply to its put was lost leaves no place in the queue.
+func TestWaitThatEndsAfterALostReply(t *testing.T) {
+	t.Parallel()
+	at := startOne(t)
+	d, m := openMeddled(t, at, &etcdlock.Options{Window: long})
+	ctx, cancel := brief()
+	defer cancel()
+	m.set(nil, func(method string) error {
+		if method == "Txn" {
+			cancel()
+			return lost
+		}
+		return nil
+	})
+	if _, err := d.Wait(ctx, renewable("key")); err == nil {
+		t.Error("wait: nil, want the end of its context")
+	}
+	nothingLeft(t, at)
+}
+
 // TestSuspend takes keys after the machine was suspended. The driver must not trust its
 // leases as if no time had passed: it begins their terms anew.
 func TestSuspend(t *testing.T) {
