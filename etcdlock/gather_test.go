@@ -18,6 +18,7 @@ import (
 type crowd struct {
 	store  string
 	d      *etcdlock.Driver
+	m      *meddler
 	goOn   chan struct{} // when it is closed, the flights go on
 	ctx    context.Context
 	cancel context.CancelFunc // ends the calls of the callers that wait
@@ -32,7 +33,7 @@ type crowd struct {
 func gathered(t *testing.T, claims []backend.Claim) *crowd {
 	store := startOne(t)
 	d, meddler := openMeddled(t, store, nil)
-	c := &crowd{store: store, d: d, goOn: make(chan struct{}), ends: map[string][]error{}}
+	c := &crowd{store: store, d: d, m: meddler, goOn: make(chan struct{}), ends: map[string][]error{}}
 	c.ctx, c.cancel = context.WithTimeout(t.Context(), patience)
 	t.Cleanup(c.cancel)
 	meddler.set(func(method string) error {
@@ -158,17 +159,22 @@ func TestLeasesThatHaveEndedInACrowd(t *testing.T) {
 	})
 }
 
+// left waits until the callers of a and b have left.
+func (c *crowd) left(t *testing.T) {
+	await.Until(t, "the end of the calls", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.ends["a"])+len(c.ends["b"]) == 2
+	})
+}
+
 // A caller that leaves before its change was sent knows that it has changed nothing.
 func TestACallerThatLeavesWhileItsChangeWaits(t *testing.T) {
 	t.Parallel()
 	claims := []backend.Claim{claimFor("a", time.Minute), claimFor("b", time.Minute)}
 	c := gathered(t, claims)
 	c.cancel()
-	await.Until(t, "the end of the calls", func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return len(c.ends["a"])+len(c.ends["b"]) == 2
-	})
+	c.left(t)
 	for _, key := range []string{"a", "b"} {
 		if err := c.ends[key][0]; !errors.Is(err, context.Canceled) || !etcdlock.Unchanged(err) {
 			t.Errorf("%s: %v, want the end of the context, and that nothing has changed", key, err)
@@ -177,5 +183,24 @@ func TestACallerThatLeavesWhileItsChangeWaits(t *testing.T) {
 	c.end()
 	if n := c.sent(); n != etcdlock.MaxFlights {
 		t.Errorf("%d transactions were sent, want only the %d of the others", n, etcdlock.MaxFlights)
+	}
+}
+
+// A caller that leaves after its change was sent does not know the outcome.
+func TestACallerThatLeavesAfterItsChangeWasSent(t *testing.T) {
+	t.Parallel()
+	claims := []backend.Claim{claimFor("a", time.Minute), claimFor("b", time.Minute)}
+	c := gathered(t, claims)
+	began, goOn := c.m.stop("Txn")
+	close(c.goOn)
+	<-began // both changes, in one transaction
+	c.cancel()
+	c.left(t)
+	close(goOn)
+	c.wg.Wait()
+	for key, ends := range c.ends {
+		if errors.Is(ends[0], context.Canceled) && etcdlock.Unchanged(ends[0]) {
+			t.Errorf("%s: nothing has changed, says %v", key, ends[0])
+		}
 	}
 }

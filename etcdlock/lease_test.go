@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/etcdlock"
@@ -112,6 +113,26 @@ func TestLostCalls(t *testing.T) {
 	}
 }
 
+// A Wait that ends after the reply to its put was lost leaves no place in the queue.
+func TestWaitThatEndsAfterALostReply(t *testing.T) {
+	t.Parallel()
+	at := startOne(t)
+	d, m := openMeddled(t, at, &etcdlock.Options{Window: long})
+	ctx, cancel := brief()
+	defer cancel()
+	m.set(nil, func(method string) error {
+		if method == "Txn" {
+			cancel()
+			return lost
+		}
+		return nil
+	})
+	if _, err := d.Wait(ctx, renewable("key")); err == nil {
+		t.Error("wait: nil, want the end of its context")
+	}
+	nothingLeft(t, at)
+}
+
 // TestSuspend takes keys after the machine was suspended. The driver must not trust its
 // leases as if no time had passed: it begins their terms anew.
 func TestSuspend(t *testing.T) {
@@ -206,6 +227,21 @@ func TestKeepUntilIsNotExceeded(t *testing.T) {
 	t.Errorf("the key was free %v after KeepUntil", late)
 }
 
+// A release that fails does not free a key that must be kept.
+func TestFailedReleaseDoesNotFreeAKeptKey(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startOne(t), nil)
+	c := take(t, d, "key", long)
+	c.KeepUntil = time.Now().Add(long)
+	m.set(failing("LeaseGrant", lost), nil)
+	if err := release(d, c); err == nil {
+		t.Error("release: nil, want an outage")
+	}
+	if st := await.Value(inspect(d, "key")); !st.Held {
+		t.Error("the key is free")
+	}
+}
+
 // TestLastSecond inspects a hold until its term has ended. In its last second, of which etcd
 // says 0 s, the key is still held.
 func TestLastSecond(t *testing.T) {
@@ -275,6 +311,45 @@ func TestReleaseDuringAMove(t *testing.T) {
 	}
 	await.Until(t, "the end of leases", func() bool { return d.Burials() == 0 })
 	await.Must(t, renew(d, next))
+}
+
+// The term of a new lease counts from the question, so a late answer does not prolong it.
+func TestLateAnswerDoesNotProlongATerm(t *testing.T) {
+	t.Parallel()
+	d, m := openMeddled(t, startOne(t), nil)
+	var answered time.Time
+	m.set(nil, func(method string) error {
+		if method == "LeaseGrant" {
+			answered = time.Now()
+			time.Sleep(time.Second) // more than the drift
+		}
+		return nil
+	})
+	c := claimFor("key", 10*time.Second)
+	if g := await.Value(acquire(d, c)); g.Until.After(answered.Add(c.TTL)) {
+		t.Errorf("the hold is trusted until %v, want %v at the latest", g.Until, answered.Add(c.TTL))
+	}
+}
+
+// Another driver has moved a hold, and died before it ended the old lease. The next renewal does not
+// take the old lease for the lease of the hold.
+func TestRenewalOfAMovedHold(t *testing.T) {
+	t.Parallel()
+	at := startOne(t)
+	d := openDriver(t, at)
+	other, m := openMeddled(t, at, nil)
+	client := plainClient(t, at)
+	lease := func() int64 {
+		return await.Value(client.Get(t.Context(), "hasp/key/", clientv3.WithPrefix())).Kvs[0].Lease
+	}
+	c := take(t, d, "key", long)
+	m.set(failing("LeaseRevoke", lost), nil)
+	await.Must(t, renew(other, c))
+	moved := lease()
+	await.Must(t, renew(d, c))
+	if lease() == moved {
+		t.Error("the hold is under the lease of the other driver")
+	}
 }
 
 // A renewal for a short term does not shorten a long term, even if the driver does not know the

@@ -129,6 +129,23 @@ func TestGrantOfARevokedLease(t *testing.T) {
 	}
 }
 
+// The lease of a waiter is revoked just before the key becomes its own. The waiter does not get the
+// key by the entry that is gone.
+func TestRevokedJustBeforeTheGrant(t *testing.T) {
+	t.Parallel()
+	at := startOne(t)
+	d, h := openDriver(t, at), openDriver(t, at)
+	held := take(t, h, "key", long)
+	w := wantsAs(t, d, renewable("key"))
+	queued(t, h, "key", 1)
+	revoke(t, plainClient(t, at), "key")
+	free(t, h, held)
+	w.granted(t)
+	if _, err := acquire(h, claimFor("key", time.Minute)); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("a second holder: %v, want ErrHeld", err)
+	}
+}
+
 // A waiter gets the key although its lease is revoked, or its keep-alive is stuck, or the event of
 // the release is lost.
 func TestFaultsOfAWaiter(t *testing.T) {

@@ -78,7 +78,7 @@ func (a *caller) hold(b *bounds, l *hasp.Lease, n int) (leases []*hasp.Lease, ca
 			}
 			_ = l.Extend(b.ctx, ttl)
 		case 2:
-			a.nap(max(300*time.Millisecond, 3*a.kind.shortest()/2))
+			a.nap(300 * time.Millisecond)
 		case 3:
 			a.nap(5 * time.Millisecond)
 		case 4:

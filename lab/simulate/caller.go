@@ -58,13 +58,8 @@ func (a *caller) chance(of int) bool { return a.r.IntN(of) == 0 }
 
 func (a *caller) upTo(d time.Duration) time.Duration { return time.Duration(a.r.Int64N(int64(d))) }
 
-// term draws a term: the shortest term plus 0 or 1 units, or plus a random part of the time more.
-func (a *caller) term(more time.Duration) time.Duration {
-	if unit := a.kind.Unit; unit > 0 && a.chance(2) {
-		return a.kind.shortest() + time.Duration(a.r.IntN(2))*unit
-	}
-	return a.kind.shortest() + a.upTo(more)
-}
+// term draws a term: the shortest term plus a random part of the time more.
+func (a *caller) term(more time.Duration) time.Duration { return backend.MinTTL + a.upTo(more) }
 
 func (a *caller) nap(d time.Duration) { time.Sleep(a.upTo(d)) }
 
@@ -119,7 +114,7 @@ func (a *caller) due(b bounds) time.Time {
 // is reported.
 func (a *caller) bounds() bounds {
 	b := bounds{}
-	wait := 10*time.Millisecond + a.upTo(max(2*time.Second, 2*a.kind.shortest()))
+	wait := 10*time.Millisecond + a.upTo(2*time.Second)
 	switch a.r.IntN(4) {
 	case 0: // a deadline
 		b.ctx, b.cancel = context.WithTimeout(context.Background(), wait)

@@ -9,7 +9,6 @@ import (
 // faults injects some faults, one after another, and heals each fault.
 func (w *World) faults(r *rand.Rand, stay []*client) {
 	upTo := func(d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d))) }
-	short := w.kind.shortest()
 	for range r.IntN(12) {
 		time.Sleep(upTo(300 * time.Millisecond))
 		if w.suspends && r.IntN(4) == 0 {
@@ -17,12 +16,12 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 			continue
 		}
 		if s, ok := w.Store.(Quorum); ok && r.IntN(8) == 0 {
-			w.majority(s, r, max(4*time.Second, 3*short))
+			w.majority(s, r, 4*time.Second)
 			continue
 		}
 		if r.IntN(4) == 0 {
 			heal := w.silence(stay[r.IntN(len(stay))])
-			most := max(800*time.Millisecond, 2*short)
+			most := 800 * time.Millisecond
 			if r.IntN(3) == 0 {
 				// long enough that the store's earlier answers no longer count
 				most = 6 * time.Second
@@ -36,7 +35,7 @@ func (w *World) faults(r *rand.Rand, stay []*client) {
 		heal := w.Store.Strike(r, w.forget)
 		w.mu.Unlock()
 		if heal != nil {
-			time.Sleep(upTo(max(500*time.Millisecond, 2*short)))
+			time.Sleep(upTo(500 * time.Millisecond))
 			heal()
 		}
 	}
@@ -61,7 +60,7 @@ func (w *World) hurry(fast float64, over chan struct{}) {
 func (w *World) suspend(r *rand.Rand) {
 	// about as long as a short term
 	least := time.Duration(0)
-	most := max(500*time.Millisecond, 2*w.kind.shortest())
+	most := 500 * time.Millisecond
 	switch r.IntN(3) {
 	case 0:
 		// all terms end

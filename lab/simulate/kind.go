@@ -13,19 +13,12 @@ type Kind struct {
 	Name string // the value of the flag -kind
 	Open func(t *testing.T, r *rand.Rand) Store
 
-	// Shortest is the store's shortest term. The store counts terms in whole Units. If Shortest is
-	// zero, it means backend.MinTTL. If Unit is zero, there is no unit. Most callers ask for short
-	// terms, and a fault lasts for one or two short terms.
-	Shortest, Unit time.Duration
-
 	SameFences bool // two shared holds may have the same fence
 
 	// Fast says by which part the store's clock is faster than the clock of the Clients. If Fast is
 	// zero, the seed decides on a part that is less than backend.Drift allows for.
 	Fast float64
 }
-
-func (k Kind) shortest() time.Duration { return max(k.Shortest, backend.MinTTL) }
 
 // Store is what the Clients of a world share.
 type Store interface {

@@ -1,5 +1,5 @@
 // Command simulate runs Clients, a store and the network between them in virtual time. The store is
-// a driver in memory, virtual Redis servers, or an etcd in memory. Callers lock keys while faults
+// a driver in memory, or virtual Redis servers. Callers lock keys while faults
 // happen. The command checks that an exclusive holder is alone, fences grow, calls return in time,
 // nothing is left behind, events add up, and Lead, DoAll and WithoutReentry keep their promises.
 // Run it in the directory lab:

@@ -11,8 +11,6 @@ func TestSeeds(t *testing.T) {
 			switch kind.Name {
 			case "polled", "waiter":
 				seeds = 300
-			case "etcdlock":
-				seeds = 60
 			case "redlock3", "redlock5":
 				seeds = 4
 			}

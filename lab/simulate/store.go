@@ -23,7 +23,6 @@ import (
 
 // kinds lists all kinds of stores in the order of their names.
 var kinds = []Kind{
-	{Name: "etcdlock", Open: openEtcd, Shortest: 2 * time.Second, Unit: time.Second},
 	{Name: "fairlock", Open: single(fairlock.NewDriver, &fairlock.Options{Window: 2 * time.Second})},
 	{Name: "polled", Open: inMemory(false)},
 	{Name: "pubsublock", Open: single(pubsublock.NewDriver, nil)},

@@ -151,9 +151,9 @@ func (w *World) live() {
 	w.Store.Heal()
 	// Short terms end during this sleep. Leases with long terms were unlocked or lost. Their
 	// Clients are still open, and have enough time to remove what is left of these leases.
-	time.Sleep(w.settled())
+	time.Sleep(settled)
 	w.succeed(stay)
-	time.Sleep(w.settled())
+	time.Sleep(settled)
 	for _, l := range w.Store.Left() {
 		w.errorf("left: %s", l)
 	}
@@ -307,18 +307,15 @@ func (w *World) succeed(stay []*client) {
 	all.Wait()
 }
 
-// settled returns the longest time of the clean-up after the faults. It is the sum of some Timeouts
-// and terms.
-func (w *World) settled() time.Duration { return 12*time.Second + 5*w.kind.Shortest }
+// settled is the longest time of the clean-up after the faults. It is the sum of some Timeouts and
+// terms.
+const settled = 12 * time.Second
 
 // client opens a Client with a random Timeout.
 func (w *World) client(r *rand.Rand) *client {
 	timeout := 50*time.Millisecond + time.Duration(r.IntN(300))*time.Millisecond
 	if r.IntN(4) == 0 {
 		timeout *= 5 // longer than many callers wait
-	}
-	if short := w.kind.Shortest; short > 0 && r.IntN(2) == 0 {
-		timeout = 50*time.Millisecond + time.Duration(r.Int64N(int64(2*short)))
 	}
 	return w.open(r, timeout)
 }
@@ -344,7 +341,7 @@ func (w *World) open(r *rand.Rand, timeout time.Duration) *client {
 	}
 
 	opts := &hasp.Options{
-		TTL: w.kind.shortest() + time.Duration(r.IntN(400))*time.Millisecond, Timeout: c.timeout,
+		TTL: backend.MinTTL + time.Duration(r.IntN(400))*time.Millisecond, Timeout: c.timeout,
 		Owner: c.name, Observe: w.observe(c.name),
 	}
 
