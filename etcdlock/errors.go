@@ -127,8 +127,8 @@ func explain(ctx context.Context, endpoint string, err error) error {
 			": etcdctl role grant-permission ROLE readwrite --prefix " + root
 	case strings.HasPrefix(endpoint, "https:") && hintTLS(text) != "":
 		hint = hintTLS(text)
-	case strings.Contains(text, "server preface") && !strings.Contains(text, "reset by peer"):
-		hint = "it is no etcd, or wants TLS: check the port, or use etcds://"
+	case strings.Contains(text, "server preface"):
+		hint = "it wants TLS, is no etcd, or is ending: check the port, or use etcds://"
 	case strings.Contains(text, "connection refused"):
 		hint = "is etcd running there? check host and port"
 	case strings.Contains(text, "no such host"):
