@@ -2,9 +2,10 @@ package caslock
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/hasplock/hasp/caslock/internal/parallel"
 )
 
 // sweeper removes what dead processes have left, and records of free keys. It has a goroutine of
@@ -57,27 +58,19 @@ func (s *sweeper) sweep(ctx context.Context) (n int, err error) {
 	s.position = next
 
 	now := time.Now()
-	slots := make(chan struct{}, sweepWrites)
-	var writes sync.WaitGroup
-	defer writes.Wait()
-	for _, v := range views {
+	var tries atomic.Int64
+	parallel.Each(len(views), sweepWrites, func(i int) {
+		v := views[i]
 		live := v.live(now)
-		isDead := len(live) < len(v.rec.Items)
-		if !isDead && !v.isOver(now) {
-			continue
+		switch {
+		case len(live) < len(v.rec.Items):
+			_ = s.records.put(ctx, v, v.next(live, now))
+		case v.isOver(now):
+			_ = s.records.remove(ctx, v)
+		default:
+			return
 		}
-
-		n++
-		slots <- struct{}{}
-		writes.Go(func() {
-			// If this fails, a later sweep does it.
-			if isDead {
-				_ = s.records.put(ctx, v, v.next(live, now))
-			} else {
-				_ = s.records.remove(ctx, v)
-			}
-			<-slots
-		})
-	}
-	return n, nil
+		tries.Add(1) // if this one has failed, a later sweep does it
+	})
+	return int(tries.Load()), nil
 }
