@@ -105,14 +105,16 @@ func status(code int, message string, is func(r *http.Request) bool) http.Handle
 	})
 }
 
-func isMethod(method string) func(r *http.Request) bool {
-	return func(r *http.Request) bool { return r.Method == method }
+// is returns a function that reports whether a request is of this verb.
+func is(verb string) func(r *http.Request) bool {
+	return func(r *http.Request) bool {
+		of := map[string]string{"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+		if r.URL.RawQuery != "" {
+			of["GET"] = "list"
+		}
+		return of[r.Method] == verb
+	}
 }
-
-func isList(r *http.Request) bool {
-	return strings.HasSuffix(r.URL.Path, "/leases") && r.Method == "GET"
-}
-func isGet(r *http.Request) bool { return !isList(r) && r.Method == "GET" }
 
 func all(*http.Request) bool { return true }
 
@@ -133,21 +135,20 @@ func TestRefusals(t *testing.T) {
 		texts   []string
 	}{
 		{status(401, "Unauthorized", all), []string{"401", "expired", "token_file"}},
-		{status(403, "no", isGet), []string{"lacks the verb get:", "Role", "namespace default"}},
-		{status(403, "no", isList), []string{"lacks the verb list:"}},
-		{status(403, "no", isMethod("POST")), []string{"lacks the verb create:"}},
-		{status(403, "no", isMethod("PATCH")), []string{"lacks the verb patch:"}},
-		{status(403, "no", isMethod("DELETE")), []string{"lacks the verb delete:"}},
 		{status(403, "it is being terminated", all), []string{"not being deleted"}},
-		{status(410, "too old", isList), []string{"410", "list again"}},
-		{status(415, "no", isMethod("PATCH")), []string{"415", "does not know patch", "1.14"}},
+		{status(410, "too old", is("list")), []string{"410", "list again"}},
+		{status(415, "no", is("patch")), []string{"415", "does not know patch", "1.14"}},
 		{status(429, "slow down", all), []string{"429", "overloaded"}},
 		{status(500, "a\nb", all), []string{"500: a b"}},
 		{page, []string{"200 OK", "no JSON", "no API server"}},
 	} {
 		adaptertest.Fails(t, served(t, tt.handler), tt.texts...)
 	}
-	long := served(t, status(422, "too long", isMethod("POST")))
+	for _, verb := range []string{"get", "list", "create", "patch", "delete"} {
+		at := served(t, status(403, "no", is(verb)))
+		adaptertest.Fails(t, at, "lacks the verb "+verb+":", "Role", "namespace default")
+	}
+	long := served(t, status(422, "too long", is("create")))
 	adaptertest.Invalid(t, long, "422", "too long", "use a shorter owner")
 	missing := strings.Replace(served(t, fakekube.New()), "default", "missing", 1)
 	adaptertest.Fails(t, missing, "404", "check the namespace missing")
