@@ -88,6 +88,25 @@ func Works(t *testing.T, url string) {
 	}
 }
 
+// Rows are URLs, each with words that its error must have.
+type Rows [][]string
+
+// Invalid calls the function Invalid for each row.
+func (rs Rows) Invalid(t *testing.T) {
+	t.Helper()
+	for _, row := range rs {
+		Invalid(t, row[0], row[1:]...)
+	}
+}
+
+// Fail calls the function Fails for each row.
+func (rs Rows) Fail(t *testing.T) {
+	t.Helper()
+	for _, row := range rs {
+		Fails(t, row[0], row[1:]...)
+	}
+}
+
 // Invalid opens a URL. The error must be ErrInvalid, and clear.
 func Invalid(t *testing.T, url string, words ...string) {
 	t.Helper()
