@@ -117,7 +117,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		v = nil
 	}
 
-	a := &attempt{claim: c, writer: d.writer, polls: d.polls, sent: map[uint64]time.Time{}}
+	a := &attempt{claim: c, writer: d.writer, polls: d.polls, sent: map[uint64]backend.Grant{}}
 	err := d.records.update(ctx, c.Key, c.Timeout, v, a.edit)
 	return a.grant, err
 }
