@@ -50,15 +50,17 @@ func TestBadURL(t *testing.T) {
 
 func TestNobodyThere(t *testing.T) {
 	t.Parallel()
-	// Port 1 belongs to tcpmux, and the kernel gives it to no socket by chance.
-	adaptertest.Fails(t, "nats://joe:hunter2@127.0.0.1:1/locks", "127.0.0.1:1", "nobody listens")
-	adaptertest.Fails(t, "nats://joe:hunter2@no-such-host.invalid/locks", "no-such-host.invalid")
-
 	// This port accepts connections, and says nothing. Neither does a web page, until it is asked.
 	silent := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
-	at := "nats://joe:hunter2@" + silent.Addr().String() + "/locks?timeout=300ms"
-	adaptertest.Fails(t, at, "usually 4222")
+
+	const user = "nats://joe:hunter2@"
+	adaptertest.Rows{
+		// Port 1 belongs to tcpmux, and the kernel gives it to no socket by chance.
+		{user + "127.0.0.1:1/locks", "127.0.0.1:1", "nobody listens"},
+		{user + "no-such-host.invalid/locks", "no-such-host.invalid"},
+		{user + silent.Addr().String() + "/locks?timeout=300ms", "usually 4222"},
+	}.Fail(t)
 }
 
 // The right that a server lacks is named at once, without waiting for the timeout.

@@ -35,9 +35,11 @@ func TestServer(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	other := strings.Replace(at(s.addr, ""), "bucket", "other", 1)
-	adaptertest.Fails(t, other, "NoSuchBucket", "create it")
-	adaptertest.Fails(t, at(s.addr, "region=eu-1"), "us-east-1", "another region")
-	adaptertest.Fails(t, strings.Replace(at(s.addr, ""), "http:", "https:", 1), "no TLS", "http://")
+	adaptertest.Rows{
+		{other, "NoSuchBucket", "create it"},
+		{at(s.addr, "region=eu-1"), "us-east-1", "another region"},
+		{strings.Replace(at(s.addr, ""), "http:", "https:", 1), "no TLS", "http://"},
+	}.Fail(t)
 
 	// A Config works, and Close leaves no connection.
 	c := hasp.Config{
@@ -102,15 +104,17 @@ func TestAnswers(t *testing.T) {
 
 func TestNobodyThere(t *testing.T) {
 	t.Parallel()
-	// Port 1 belongs to tcpmux, and the kernel gives it to no socket by chance.
-	adaptertest.Fails(t, at("127.0.0.1:1", ""), "is the server running there?")
-
 	silent := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
-	adaptertest.Fails(t, at(silent.Addr().String(), "timeout=300ms"), "no answer")
 
 	// The certificate is for another host, and of an unknown authority.
 	f := httptest.NewTLSServer(nil)
 	defer f.Close()
-	adaptertest.Fails(t, "s3://bucket?endpoint="+f.URL, "certificate", "AWS_CA_BUNDLE")
+
+	adaptertest.Rows{
+		// Port 1 belongs to tcpmux, and the kernel gives it to no socket by chance.
+		{at("127.0.0.1:1", ""), "is the server running there?"},
+		{at(silent.Addr().String(), "timeout=300ms"), "no answer"},
+		{"s3://bucket?endpoint=" + f.URL, "certificate", "AWS_CA_BUNDLE"},
+	}.Fail(t)
 }

@@ -121,9 +121,8 @@ func codeOf(err error) string {
 // write in flight has prevented this write (409).
 func answer(err error) error {
 	switch codeOf(err) {
-	case "PreconditionFailed", "NoSuchKey", "NotFound":
-		return caslock.ErrConflict
-	case "ConditionalRequestConflict", "OperationAborted", "Conflict":
+	case "PreconditionFailed", "NoSuchKey", "NotFound",
+		"ConditionalRequestConflict", "OperationAborted", "Conflict":
 		return caslock.ErrConflict
 	case "NotImplemented":
 		return fmt.Errorf("s3kv: %w: the store lacks a condition, so it cannot keep locks: %w",
