@@ -24,8 +24,8 @@ type attempt struct {
 }
 
 // edit returns the record that takes the key, if v shows that it is free for the claim. If v shows
-// that an earlier Put of this call has taken the key, edit writes nothing. The term counts from that
-// Put, because others may have seen its record since.
+// that an earlier Put of this call has taken the key, edit writes nothing. The term counts from
+// that Put, because others may have seen its record since.
 func (a *attempt) edit(v *view, now time.Time) (*record, error) {
 	items := v.live(now)
 	if i := find(items, a.claim.Token); i >= 0 {

@@ -176,8 +176,8 @@ func (s *api) refusal(q *request, code int, a *answer) error {
 	return s.errorf("%s", message)
 }
 
-// isConflict reports whether the Lease has another version, or does not exist. A Lease with the same
-// name and the same resourceVersion may have another uid, which the server refuses to change.
+// isConflict reports whether the Lease has another version, or does not exist. A Lease with the
+// same name and the same resourceVersion may have another uid, which the server refuses to change.
 func isConflict(q *request, code int, a *answer) bool {
 	switch code {
 	case http.StatusConflict: // also says that a POST found the Lease
