@@ -17,18 +17,24 @@ const (
 // attempt is one call of Acquire.
 type attempt struct {
 	claim  backend.Claim
-	writer string               // the token of the intents of this driver
-	polls  bool                 // the store is no Watcher
-	sent   map[uint64]time.Time // when each Put was sent, by the number of its write
-	grant  backend.Grant        // means nothing if the call returns an error
+	writer string                   // the token of the intents of this driver
+	polls  bool                     // the store is no Watcher
+	sent   map[uint64]backend.Grant // what each Put grants if it succeeds, by the number of its write
+	grant  backend.Grant            // means nothing if the call returns an error
 }
 
 // edit returns the record that takes the key, if v shows that it is free for the claim. If v shows
-// that an earlier Put of this call has taken the key, edit writes nothing.
+// that an earlier Put of this call has taken the key, edit writes nothing. The term counts from
+// that Put, because others may have seen its record since.
 func (a *attempt) edit(v *view, now time.Time) (*record, error) {
 	items := v.live(now)
 	if i := find(items, a.claim.Token); i >= 0 {
-		return nil, a.resume(items[i], now)
+		earlier, ours := a.sent[items[i].N]
+		if !ours {
+			return nil, refusal(items[i:i+1], now) // the hold of an earlier call
+		}
+		a.grant = earlier
+		return nil, nil
 	}
 
 	r := v.next(without(items, isIntent), now)
@@ -44,21 +50,9 @@ func (a *attempt) edit(v *view, now time.Time) (*record, error) {
 		r.Fence = r.Write
 	}
 	r.add(it, a.claim.TTL, now)
-	a.sent[r.Write] = now
 	a.grant = grant(&a.claim, r.Write, now)
+	a.sent[r.Write] = a.grant
 	return r, nil
-}
-
-// resume sets the grant if the hold it was made by an earlier Put of this call. The term counts
-// from that Put, because others may have seen its record since.
-func (a *attempt) resume(it item, now time.Time) error {
-	at, ours := a.sent[it.N]
-	if !ours {
-		return refusal([]item{it}, now) // the hold of an earlier call
-	}
-
-	a.grant = grant(&a.claim, it.N, at)
-	return nil
 }
 
 // admits reports whether the claim can have the key beside the item.

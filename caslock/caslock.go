@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	mathrand "math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -58,7 +57,7 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 	d := &driver{
 		store:   store,
 		records: rs,
-		sweeper: &sweeper{records: rs, tasks: ts, off: !sweeps},
+		sweeper: newSweeper(rs, ts, !sweeps),
 		tasks:   ts,
 		writer:  rand.Text(),
 	}
@@ -117,7 +116,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		v = nil
 	}
 
-	a := &attempt{claim: c, writer: d.writer, polls: d.polls, sent: map[uint64]time.Time{}}
+	a := &attempt{claim: c, writer: d.writer, polls: d.polls, sent: map[uint64]backend.Grant{}}
 	err := d.records.update(ctx, c.Key, c.Timeout, v, a.edit)
 	return a.grant, err
 }
@@ -184,9 +183,7 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return true
 	})
 
-	if mathrand.N(100) == 0 {
-		d.sweeper.start()
-	}
+	d.sweeper.noteRelease()
 	return err
 }
 

@@ -7,7 +7,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
 	"github.com/hasplock/hasp/caslock/internal/memkv"
@@ -53,30 +52,6 @@ func TestAMinHoldByOtherClocks(t *testing.T) {
 			await.Value(open(t, ahead(mem, by)).Acquire(ctx, c))
 		})
 	}
-}
-
-// A writer that waits keeps out readers whose clocks are ahead.
-func TestAWriterBesideReadersWithOtherClocks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, mem := t.Context(), memkv.New()
-		writer := await.Value(caslock.New(ctx, mem, nil))
-		readers := open(t, ahead(mem, 4*time.Second))
-		c := claim("key", "a")
-		c.Shared = true
-		await.Value(readers.Acquire(ctx, c))
-		go func() {
-			time.Sleep(time.Second) // the writer waits
-			next := c
-			next.Token = "b"
-			if _, err := readers.Acquire(ctx, next); !errors.Is(err, backend.ErrHeld) {
-				t.Errorf("a reader comes before the writer: %v", err)
-			}
-			await.Must(t, readers.Release(ctx, c))
-		}()
-		l, err := writer.Lock(ctx, "key", hasp.WithMaxWait(time.Minute))
-		await.Must(t, err)
-		await.Must(t, errors.Join(l.Unlock(ctx), writer.Close()))
-	})
 }
 
 // A store that has lost its last writes has the hold of a dead process again. That hold ends a term

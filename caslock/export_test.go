@@ -8,8 +8,7 @@ import (
 
 // Sweep looks at one page of records, as the sweep that one release of many starts.
 func Sweep(ctx context.Context, d backend.Driver) error {
-	_, err := d.(*driver).sweeper.sweep(ctx)
-	return err
+	return d.(*driver).sweeper.sweep(ctx)
 }
 
 // Renewals returns how many renewals have no answer yet.

@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock/internal/parallel"
 )
 
 // probe returns an error if the store replaces values whatever their version, or compares first and
@@ -22,7 +22,7 @@ func probe(ctx context.Context, store Store) (deletes bool, err error) {
 	r := record{Key: []byte(key), Write: uint64(time.Now().UnixMicro())}
 
 	// Open the connections, so that the writers below meet.
-	together(probeWriters, func(int) { _, _ = store.Get(ctx, key) })
+	parallel.Each(probeWriters, probeWriters, func(int) { _, _ = store.Get(ctx, key) })
 
 	versions := []string{""} // oldest first
 	for range 3 {
@@ -71,7 +71,7 @@ func race(ctx context.Context, store Store, r *record, versions []string) (next 
 	errs := make([]error, len(expected))
 	number := r.Write
 	r.Write += uint64(len(expected)) // no two values are equal
-	together(len(expected), func(i int) {
+	parallel.Each(len(expected), len(expected), func(i int) {
 		value := record{Key: r.Key, Write: number + uint64(i)}
 		made[i], errs[i] = store.Put(ctx, string(r.Key), []byte(value.encode()), expected[i])
 	})
@@ -96,13 +96,4 @@ func race(ctx context.Context, store Store, r *record, versions []string) (next 
 			backend.ErrInvalid)
 	}
 	return next, nil // a busy store may refuse the others for other reasons
-}
-
-// together calls f n times at the same time, and waits for the calls.
-func together(n int, f func(i int)) {
-	var running sync.WaitGroup
-	for i := range n {
-		running.Go(func() { f(i) })
-	}
-	running.Wait()
 }

@@ -65,14 +65,14 @@ func TestRepeatedPuts(t *testing.T) {
 }
 
 // A writer that waits for readers asks at the pace of Backoff, if the store is no Watcher. It gets
-// the key nevertheless, although other readers come.
+// the key nevertheless, although other readers come, whose clocks are ahead.
 func TestAWriterKeepsThePaceOfBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem, ctx := memkv.New(), t.Context()
 		o := &hasp.Options{Backoff: func(int) time.Duration { return 5 * time.Second }}
-		store := struct{ caslock.Store }{mem}
-		readers := await.Value(caslock.New(ctx, store, o))
-		writer := await.Value(caslock.New(ctx, store, o))
+		early := ahead(mem, 31*time.Second)
+		readers := await.Value(caslock.New(ctx, struct{ caslock.Store }{early}, o))
+		writer := await.Value(caslock.New(ctx, struct{ caslock.Store }{mem}, o))
 		first := await.Value(readers.Lock(ctx, "key", hasp.WithShared(), hasp.WithTTL(time.Hour)))
 
 		before := mem.Calls.Load()

@@ -2,9 +2,11 @@ package caslock
 
 import (
 	"context"
-	"sync"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/hasplock/hasp/caslock/internal/parallel"
 )
 
 // sweeper removes what dead processes have left, and records of free keys. It has a goroutine of
@@ -13,17 +15,33 @@ type sweeper struct {
 	records  *records
 	tasks    *tasks
 	off      bool // the store does not compare versions when it deletes
+	releases atomic.Int64
 	running  atomic.Bool
 	position string // where the next page begins; belongs to the goroutine
 }
 
+// newSweeper returns a sweeper whose first sweep is after a random number of releases, because most
+// processes may end before their hundredth release.
+func newSweeper(rs *records, ts *tasks, off bool) *sweeper {
+	s := &sweeper{records: rs, tasks: ts, off: off}
+	s.releases.Store(rand.Int64N(sweepEvery))
+	return s
+}
+
 const (
-	sweepPage   = 200 // entries of a page, which is more than 100 releases can leave
+	sweepEvery  = 100 // releases
+	sweepPage   = 200 // entries of a page: more than sweepEvery releases leave, so sweeps catch up
 	sweepWrites = 16  // how many writes a sweep makes at the same time
 )
 
-// start begins a sweep, unless one is running. It goes on while a page has much to remove, so it
-// catches up with many releases.
+// noteRelease begins a sweep after each hundredth release.
+func (s *sweeper) noteRelease() {
+	if s.releases.Add(1)%sweepEvery == 0 {
+		s.start()
+	}
+}
+
+// start begins a sweep, unless one is running.
 func (s *sweeper) start() {
 	if s.off || s.running.Swap(true) {
 		return
@@ -31,18 +49,14 @@ func (s *sweeper) start() {
 
 	_ = s.tasks.run(context.Background(), func(ctx context.Context) {
 		defer s.running.Store(false)
-		for {
-			if n, err := s.sweep(ctx); err != nil || n < sweepPage/2 {
-				return
-			}
-		}
+		_ = s.sweep(ctx) // after an error, the next sweep begins with the first page
 	})
 }
 
-// sweep reads one page of records, and returns how many it has tried to remove or to write. It
-// removes dead items: those that this driver has seen unchanged for their whole term. It also
-// removes records that have had no items for a while.
-func (s *sweeper) sweep(ctx context.Context) (n int, err error) {
+// sweep reads one page of records. It removes dead items: those that this driver has seen unchanged
+// for their whole term. It also removes records that have had no items for a while. If a write
+// fails, a later sweep does it.
+func (s *sweeper) sweep(ctx context.Context) error {
 	// A page that takes longer is given up, and the next sweep begins again.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -52,32 +66,20 @@ func (s *sweeper) sweep(ctx context.Context) (n int, err error) {
 	s.position = ""
 	views, next, err := s.records.page(ctx, "", position, sweepPage)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	s.position = next
 
 	now := time.Now()
-	slots := make(chan struct{}, sweepWrites)
-	var writes sync.WaitGroup
-	defer writes.Wait()
-	for _, v := range views {
+	parallel.Each(len(views), sweepWrites, func(i int) {
+		v := views[i]
 		live := v.live(now)
-		isDead := len(live) < len(v.rec.Items)
-		if !isDead && !v.isOver(now) {
-			continue
+		switch {
+		case len(live) < len(v.rec.Items):
+			_ = s.records.put(ctx, v, v.next(live, now))
+		case v.isOver(now):
+			_ = s.records.remove(ctx, v)
 		}
-
-		n++
-		slots <- struct{}{}
-		writes.Go(func() {
-			// If this fails, a later sweep does it.
-			if isDead {
-				_ = s.records.put(ctx, v, v.next(live, now))
-			} else {
-				_ = s.records.remove(ctx, v)
-			}
-			<-slots
-		})
-	}
-	return n, nil
+	})
+	return nil
 }

@@ -34,11 +34,6 @@ func (n *network) Delete(ctx context.Context, name, version string) error {
 	return n.Store.Delete(ctx, name, version)
 }
 
-// slow lets each call of mem take the time trip.
-func slow(mem *memkv.Store, trip time.Duration) {
-	mem.Fault = func(string) memkv.Fault { return memkv.Fault{Request: trip / 2, Reply: trip / 2} }
-}
-
 // No Unlock waits for a sweep, and sweeps keep up with keys that are used once. When Close returns,
 // no sweep is left.
 func TestKeysUsedOnce(t *testing.T) {
@@ -48,7 +43,7 @@ func TestKeysUsedOnce(t *testing.T) {
 	)
 	synctest.Test(t, func(t *testing.T) {
 		ctx, store := t.Context(), &network{Store: memkv.New()}
-		slow(store.Store, trip)
+		store.Fault = func(string) memkv.Fault { return memkv.Fault{Reply: trip} }
 		c := await.Value(caslock.New(ctx, store, nil))
 
 		most := 0

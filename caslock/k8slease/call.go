@@ -2,7 +2,6 @@ package k8slease
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,19 +29,18 @@ type api struct {
 
 // request is one request to the API server.
 type request struct {
-	method string
-	path   string // after the URL of the Leases
-	format string // of the body: application/ and this
-	body   any    // nil means no body
+	verb string // the right that the request needs
+	path string // after the URL of the Leases
+	body any    // nil means no body
 }
 
-// verb returns the right that the request needs.
-func (q *request) verb() string {
-	if q.method == http.MethodGet && strings.HasPrefix(q.path, "?") {
-		return "list"
-	}
-	verbs := map[string]string{http.MethodPost: "create"}
-	return cmp.Or(verbs[q.method], strings.ToLower(q.method))
+// methods maps the verbs to methods of HTTP.
+var methods = map[string]string{
+	"get":    http.MethodGet,
+	"list":   http.MethodGet,
+	"create": http.MethodPost,
+	"patch":  http.MethodPatch,
+	"delete": http.MethodDelete,
 }
 
 // verbs are the rights that a server must grant.
@@ -86,14 +84,15 @@ func (s *api) send(ctx context.Context, q *request) (a answer, pause time.Durati
 		text, _ := json.Marshal(q.body) // no error, because each field can be encoded
 		body = bytes.NewReader(text)
 	}
-	r, err := http.NewRequestWithContext(ctx, q.method, s.url+q.path, body)
+	r, err := http.NewRequestWithContext(ctx, methods[q.verb], s.url+q.path, body)
 	if err != nil {
 		return a, 0, err
 	}
 	r.GetBody = nil // otherwise net/http might send the request again
 	r.Header.Set("Accept", "application/json")
-	if q.body != nil {
-		r.Header.Set("Content-Type", "application/"+q.format)
+	r.Header.Set("Content-Type", "application/json")
+	if q.verb == "patch" {
+		r.Header.Set("Content-Type", "application/merge-patch+json")
 	}
 
 	resp, err := s.client.Do(r)
@@ -143,36 +142,33 @@ func (s *api) refusal(q *request, code int, a *answer) error {
 	message := fmt.Sprintf("%d: %.300s", code, strings.Join(strings.Fields(a.Message), " "))
 
 	switch {
-	case code/100 == 2:
+	case code/100 == 2, code == http.StatusNotFound && q.verb == "get":
 		return nil
-	case code == http.StatusNotFound && q.verb() == "get":
-		return nil
-	case code == http.StatusNotFound && (q.verb() == "patch" || q.verb() == "delete"):
+	case isConflict(q, code, a):
 		return caslock.ErrConflict
-	case code == http.StatusConflict: // also says that a POST found the Lease
-		return caslock.ErrConflict
-	case code == http.StatusUnprocessableEntity && isOfUID(a):
-		return caslock.ErrConflict // another Lease has the same name and the same resourceVersion
+	}
 
-	case code == http.StatusUnprocessableEntity, code == http.StatusRequestEntityTooLarge:
+	switch code {
+	case http.StatusUnprocessableEntity, http.StatusRequestEntityTooLarge:
 		return fmt.Errorf("%w: %w", backend.ErrInvalid, s.errorf("%s: use a shorter owner, "+
 			"or fewer shared holds of a key", message))
-	case code == http.StatusUnauthorized:
+	case http.StatusUnauthorized:
 		return s.errorf("%s: the token or the certificate is missing, wrong or expired: "+
 			"check token_file, or kubectl auth whoami", message)
-	case code == http.StatusForbidden && strings.Contains(a.Message, "being terminated"):
-		return s.errorf("%s: choose a namespace that is not being deleted", message)
-	case code == http.StatusForbidden:
+	case http.StatusForbidden:
+		if strings.Contains(a.Message, "being terminated") {
+			return s.errorf("%s: choose a namespace that is not being deleted", message)
+		}
 		return s.errorf("%s: the account lacks the verb %s: bind it to a Role with %s on leases of "+
-			"coordination.k8s.io in the namespace %s", message, q.verb(), verbs, s.namespace)
-	case code == http.StatusNotFound:
+			"coordination.k8s.io in the namespace %s", message, q.verb, verbs, s.namespace)
+	case http.StatusNotFound:
 		return s.errorf("%s: check the namespace %s: kubectl get namespace %[3]s", message, s.namespace)
-	case code == http.StatusGone:
+	case http.StatusGone:
 		return s.errorf("%s: the list took too long: list again", message)
-	case code == http.StatusUnsupportedMediaType, code == http.StatusMethodNotAllowed:
+	case http.StatusUnsupportedMediaType, http.StatusMethodNotAllowed:
 		return s.errorf("%s: it does not know %s of Leases in JSON: use Kubernetes 1.14 or later",
-			message, q.verb())
-	case code == http.StatusTooManyRequests:
+			message, q.verb)
+	case http.StatusTooManyRequests:
 		return s.errorf("%s: it is overloaded: set hasp.Options.Backoff to seconds, or give "+
 			"the account a PriorityLevelConfiguration", message)
 	}
@@ -180,7 +176,16 @@ func (s *api) refusal(q *request, code int, a *answer) error {
 	return s.errorf("%s", message)
 }
 
-// isOfUID reports whether the server has refused to change the uid of a Lease.
-func isOfUID(a *answer) bool {
-	return slices.ContainsFunc(a.Details.Causes, func(c cause) bool { return c.Field == "metadata.uid" })
+// isConflict reports whether the Lease has another version, or does not exist. A Lease with the
+// same name and the same resourceVersion may have another uid, which the server refuses to change.
+func isConflict(q *request, code int, a *answer) bool {
+	switch code {
+	case http.StatusConflict: // also says that a POST found the Lease
+		return true
+	case http.StatusNotFound:
+		return q.verb == "patch" || q.verb == "delete"
+	case http.StatusUnprocessableEntity:
+		return slices.Contains(a.Details.Causes, cause{"metadata.uid"})
+	}
+	return false
 }

@@ -129,7 +129,7 @@ func (l *lease) entry(key string) caslock.Entry {
 
 // Get reads the Lease of key from the API server's quorum.
 func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
-	l, err := s.api.call(ctx, request{method: http.MethodGet, path: "/" + name(key)})
+	l, err := s.api.call(ctx, request{verb: "get", path: "/" + name(key)})
 	return l.entry(key), err
 }
 
@@ -174,9 +174,9 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 		annotations[specName] = renewTime + " " + holder
 	}
 
-	q := request{http.MethodPatch, "/" + name(key), "merge-patch+json", body}
+	q := request{"patch", "/" + name(key), body}
 	if version == "" {
-		q = request{http.MethodPost, "", "json", body}
+		q = request{"create", "", body}
 	}
 	l, err := s.api.call(ctx, q)
 	return l.version(), err
@@ -184,13 +184,8 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 
 // Delete deletes the Lease of key if it has this version.
 func (s *Store) Delete(ctx context.Context, key, version string) error {
-	_, err := s.api.call(ctx, request{
-		method: http.MethodDelete,
-		path:   "/" + name(key),
-		format: "json",
-		body:   map[string]any{"preconditions": expected(version)},
-	})
-
+	preconditions := map[string]any{"preconditions": expected(version)}
+	_, err := s.api.call(ctx, request{"delete", "/" + name(key), preconditions})
 	return err
 }
 
@@ -202,7 +197,7 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 		"continue":      {position},
 	}
 
-	list, err := s.api.call(ctx, request{method: http.MethodGet, path: "?" + query.Encode()})
+	list, err := s.api.call(ctx, request{verb: "list", path: "?" + query.Encode()})
 	for _, l := range list.Items {
 		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known
 	}

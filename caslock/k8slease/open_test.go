@@ -29,7 +29,7 @@ func writeFile(t *testing.T, name, text string) string {
 }
 
 func TestBadURLs(t *testing.T) {
-	for _, tt := range []struct{ url, text string }{
+	adaptertest.Rows{
 		{"kube://", "want one node, not 0: kube:///NAMESPACE"},
 		{"kube:///", "no namespace: want kube:///NAMESPACE"},
 		{"kube://host", "no namespace"},
@@ -46,9 +46,7 @@ func TestBadURLs(t *testing.T) {
 		{"kube://host/ns?context=x", "parameter context: that is for kube:///NAMESPACE"},
 		{"kube://host/ns?token_file=/no/such/file", "/no/such/file"},
 		{"kube://host/ns?ca=/no/such/file", "/no/such/file"},
-	} {
-		adaptertest.Invalid(t, tt.url, tt.text)
-	}
+	}.Invalid(t)
 }
 
 // kubeconfig returns the text of a kubeconfig with the contexts this and other.
@@ -105,14 +103,16 @@ func status(code int, message string, is func(r *http.Request) bool) http.Handle
 	})
 }
 
-func isMethod(method string) func(r *http.Request) bool {
-	return func(r *http.Request) bool { return r.Method == method }
+// is returns a function that reports whether a request is of this verb.
+func is(verb string) func(r *http.Request) bool {
+	return func(r *http.Request) bool {
+		of := map[string]string{"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+		if r.URL.RawQuery != "" {
+			of["GET"] = "list"
+		}
+		return of[r.Method] == verb
+	}
 }
-
-func isList(r *http.Request) bool {
-	return strings.HasSuffix(r.URL.Path, "/leases") && r.Method == "GET"
-}
-func isGet(r *http.Request) bool { return !isList(r) && r.Method == "GET" }
 
 func all(*http.Request) bool { return true }
 
@@ -125,32 +125,29 @@ func served(t *testing.T, h http.Handler) string {
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	page := served(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "<html>\nplease log in\n</html>")
-	})
-	for _, tt := range []struct {
-		handler http.Handler
-		texts   []string
-	}{
-		{status(401, "Unauthorized", all), []string{"401", "expired", "token_file"}},
-		{status(403, "no", isGet), []string{"lacks the verb get:", "Role", "namespace default"}},
-		{status(403, "no", isList), []string{"lacks the verb list:"}},
-		{status(403, "no", isMethod("POST")), []string{"lacks the verb create:"}},
-		{status(403, "no", isMethod("PATCH")), []string{"lacks the verb patch:"}},
-		{status(403, "no", isMethod("DELETE")), []string{"lacks the verb delete:"}},
-		{status(403, "it is being terminated", all), []string{"not being deleted"}},
-		{status(410, "too old", isList), []string{"410", "list again"}},
-		{status(415, "no", isMethod("PATCH")), []string{"415", "does not know patch", "1.14"}},
-		{status(429, "slow down", all), []string{"429", "overloaded"}},
-		{status(500, "a\nb", all), []string{"500: a b"}},
-		{page, []string{"200 OK", "no JSON", "no API server"}},
-	} {
-		adaptertest.Fails(t, served(t, tt.handler), tt.texts...)
+	}))
+	refused := func(code int, message string, is func(r *http.Request) bool) string {
+		return served(t, status(code, message, is))
 	}
-	long := served(t, status(422, "too long", isMethod("POST")))
-	adaptertest.Invalid(t, long, "422", "too long", "use a shorter owner")
 	missing := strings.Replace(served(t, fakekube.New()), "default", "missing", 1)
-	adaptertest.Fails(t, missing, "404", "check the namespace missing")
+	adaptertest.Rows{
+		{refused(401, "Unauthorized", all), "401", "expired", "token_file"},
+		{refused(403, "it is being terminated", all), "not being deleted"},
+		{refused(410, "too old", is("list")), "410", "list again"},
+		{refused(415, "no", is("patch")), "415", "does not know patch", "1.14"},
+		{refused(429, "slow down", all), "429", "overloaded"},
+		{refused(500, "a\nb", all), "500: a b"},
+		{page, "200 OK", "no JSON", "no API server"},
+		{missing, "404", "check the namespace missing"},
+	}.Fail(t)
+	for _, verb := range []string{"get", "list", "create", "patch", "delete"} {
+		at := refused(403, "no", is(verb))
+		adaptertest.Fails(t, at, "lacks the verb "+verb+":", "Role", "namespace default")
+	}
+	long := refused(422, "too long", is("create"))
+	adaptertest.Invalid(t, long, "422", "too long", "use a shorter owner")
 }
 
 // After an answer 429, the Store waits as long as the server says and sends the request again. If
@@ -202,12 +199,14 @@ func tlsServer(t *testing.T, name string, h http.Handler) (host, ca string) {
 func TestCertificates(t *testing.T) {
 	t.Parallel()
 	host, ca := tlsServer(t, "api.example", fakekube.New())
-	file := url.QueryEscape(ca)
-	adaptertest.Fails(t, "kube://"+host+"/default", "ca=FILE")
-	adaptertest.Fails(t, "kube://"+host+"/default?server_name=other&ca="+file, "name the host")
-	adaptertest.Fails(t, "kube+http://"+host+"/default", "https://")
-
-	adaptertest.Works(t, "kube://"+host+"/default?server_name=api.example&ca="+file)
+	at := "kube://" + host + "/default"
+	query := "?ca=" + url.QueryEscape(ca) + "&server_name="
+	adaptertest.Works(t, at+query+"api.example")
+	adaptertest.Rows{
+		{at, "ca=FILE"},
+		{at + query + "other", "name the host"},
+		{"kube+http://" + host + "/default", "https://"},
+	}.Fail(t)
 }
 
 // The kubelet replaces the token's file before the token expires. After the server has refused the

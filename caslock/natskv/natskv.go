@@ -125,13 +125,17 @@ func revision(version string) uint64 {
 // operation is the header of a message that marks the key as deleted.
 const operation = "KV-Operation"
 
-// subject returns the subject of the messages of a key in the bucket.
-func (s *Store) subject(key string) string { return "$KV." + s.bucket.Bucket + "." + key }
+// all stands for all names.
+const all = ">"
 
-// last returns the last message of a subject, and whether it is a marker that says that the value
-// was deleted. If there is no message, both are zero. While the servers elect a leader, they answer
-// at once that there is none, so last asks again.
-func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamMsg, bool, error) {
+// subject returns the subject of the messages of name.
+func (s *Store) subject(name string) string { return "$KV." + s.bucket.Bucket + "." + key(name) }
+
+// last returns the last message of name, and whether it is a marker that says that the value was
+// deleted. If there is no message, both are zero. While the servers elect a leader, they answer at
+// once that there is none, so last asks again.
+func (s *Store) last(ctx context.Context, name string) (*jetstream.RawStreamMsg, bool, error) {
+	subject := s.subject(name)
 	m, err := s.stream.GetLastMsgForSubject(ctx, subject)
 	for codeOf(err) == codeNoLeader && ctx.Err() == nil {
 		time.Sleep(20 * time.Millisecond)
@@ -150,7 +154,7 @@ func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamM
 
 // Get reads the last value of name. If there is none, the Entry is zero.
 func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
-	m, marked, err := s.last(ctx, s.subject(key(name)))
+	m, marked, err := s.last(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) && s.create {
 		// The server has lost its data, so create the bucket for the next call.
 		_, _ = s.js.CreateKeyValue(ctx, s.bucket)
@@ -176,7 +180,7 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 func (s *Store) write(
 	ctx context.Context, name string, m *nats.Msg, at uint64,
 ) (revision uint64, err error) {
-	m.Subject = s.subject(key(name))
+	m.Subject = s.subject(name)
 	ack, err := s.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(at))
 	switch codeOf(err) {
 	case jetstream.JSErrCodeStreamWrongLastSequence,
@@ -195,7 +199,7 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 	n, err := s.write(ctx, name, &nats.Msg{Data: value}, revision(at))
 	if at == "" && errors.Is(err, caslock.ErrConflict) {
 		// The last message may be a marker of a Delete that has not purged it.
-		m, marked, lastErr := s.last(ctx, s.subject(key(name)))
+		m, marked, lastErr := s.last(ctx, name)
 		if lastErr == nil && marked {
 			n, err = s.write(ctx, name, &nats.Msg{Data: value}, m.Sequence)
 		}
@@ -216,7 +220,7 @@ func (s *Store) Delete(ctx context.Context, name, at string) error {
 		return err
 	}
 	return s.stream.Purge(ctx,
-		jetstream.WithPurgeSubject(s.subject(key(name))),
+		jetstream.WithPurgeSubject(s.subject(name)),
 		jetstream.WithPurgeSequence(n+1))
 }
 
@@ -262,7 +266,7 @@ const askAgain = 20 * time.Millisecond
 func (s *Store) Scan(
 	ctx context.Context, position string, n int,
 ) (es []caslock.Entry, next string, err error) {
-	last, _, err := s.last(ctx, s.subject(">"))
+	last, _, err := s.last(ctx, all)
 	if last == nil {
 		return nil, "", err
 	}
@@ -270,7 +274,7 @@ func (s *Store) Scan(
 	own, cancel := context.WithCancel(ctx)
 	defer cancel()
 	from := max(revision(position), 1)
-	w, err := s.kv.Watch(own, ">", jetstream.ResumeFromRevision(from))
+	w, err := s.kv.Watch(own, key(all), jetstream.ResumeFromRevision(from))
 	if err != nil {
 		return nil, "", err
 	}
@@ -305,7 +309,7 @@ func (s *Store) Scan(
 				es = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())})
 			}
 		case <-quiet:
-			last, _, err := s.last(ctx, s.subject(">"))
+			last, _, err := s.last(ctx, all)
 			if err != nil {
 				return nil, "", err
 			}

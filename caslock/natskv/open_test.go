@@ -2,6 +2,7 @@ package natskv_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/url"
@@ -25,41 +26,41 @@ import (
 
 func TestBadURL(t *testing.T) {
 	t.Parallel()
-	for at, words := range map[string][]string{
-		"nats://":                             {"want one node"},
-		"nats://joe:hunter2@h":                {"no bucket", "/locks"},
-		"nats://joe:hunter2@h/":               {"no bucket"},
-		"nats://joe:hunter2@h/my.locks":       {"my.locks", "letters"},
-		"nats://joe:hunter2@h/a/b":            {"letters"},
-		"nats://joe:hunter2%@h/locks":         {"%25"},
-		"nats://joe:hunter2@h:port/locks":     {"port"},
-		"nats://joe:hunter2@h:0/locks":        {"port"},
-		"nats://h,,g/locks":                   {"a host"},
-		"nats+redis://joe:hunter2@h/locks":    {"nats+tls://"},
-		"nats://h/locks?create=perhaps":       {"create", "true or false"},
-		"nats://h/locks?clock=1s":             {"clock", "true or false"},
-		"nats://h/locks?replicas=9":           {"replicas", "1 to 5"},
-		"nats://h/locks?creds=/nowhere":       {"creds", "no such file"},
-		"nats://h/locks?ca=/nowhere":          {"ca", "no such file"},
-		"nats://h/locks?cert=/etc/hostname":   {"cert and key"},
-		"nats://joe:hunter2@h/locks?bucket=a": {"unknown parameter", "replicas"},
-	} {
-		adaptertest.Invalid(t, at, words...)
-	}
+	adaptertest.Rows{
+		{"nats://", "want one node"},
+		{"nats://joe:hunter2@h", "no bucket", "/locks"},
+		{"nats://joe:hunter2@h/", "no bucket"},
+		{"nats://joe:hunter2@h/my.locks", "my.locks", "letters"},
+		{"nats://joe:hunter2@h/a/b", "letters"},
+		{"nats://joe:hunter2%@h/locks", "%25"},
+		{"nats://joe:hunter2@h:port/locks", "port"},
+		{"nats://joe:hunter2@h:0/locks", "port"},
+		{"nats://h,,g/locks", "a host"},
+		{"nats+redis://joe:hunter2@h/locks", "nats+tls://"},
+		{"nats://h/locks?create=perhaps", "create", "true or false"},
+		{"nats://h/locks?clock=1s", "clock", "true or false"},
+		{"nats://h/locks?replicas=9", "replicas", "1 to 5"},
+		{"nats://h/locks?creds=/nowhere", "creds", "no such file"},
+		{"nats://h/locks?ca=/nowhere", "ca", "no such file"},
+		{"nats://h/locks?cert=/etc/hostname", "cert and key"},
+		{"nats://joe:hunter2@h/locks?bucket=a", "unknown parameter", "replicas"},
+	}.Invalid(t)
 	adaptertest.Fails(t, "nats://joe:hunter2@h/locks?ca=open.go", "ca", "certificate")
 }
 
 func TestNobodyThere(t *testing.T) {
 	t.Parallel()
-	// Port 1 belongs to tcpmux, and the kernel gives it to no socket by chance.
-	adaptertest.Fails(t, "nats://joe:hunter2@127.0.0.1:1/locks", "127.0.0.1:1", "nobody listens")
-	adaptertest.Fails(t, "nats://joe:hunter2@no-such-host.invalid/locks", "no-such-host.invalid")
-
 	// This port accepts connections, and says nothing. Neither does a web page, until it is asked.
 	silent := await.Value(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
-	at := "nats://joe:hunter2@" + silent.Addr().String() + "/locks?timeout=300ms"
-	adaptertest.Fails(t, at, "usually 4222")
+
+	const user = "nats://joe:hunter2@"
+	adaptertest.Rows{
+		// Port 1 belongs to tcpmux, and the kernel gives it to no socket by chance.
+		{user + "127.0.0.1:1/locks", "127.0.0.1:1", "nobody listens"},
+		{user + "no-such-host.invalid/locks", "no-such-host.invalid"},
+		{user + silent.Addr().String() + "/locks?timeout=300ms", "usually 4222"},
+	}.Fail(t)
 }
 
 // The right that a server lacks is named at once, without waiting for the timeout.
@@ -102,16 +103,20 @@ func TestRights(t *testing.T) {
 		}
 	}
 
-	adaptertest.Fails(t, at("joe"), create, "grant")
-	adaptertest.Fails(t, at("joe")+"?create=false", "bucket", "nats kv add", "create=false")
+	adaptertest.Rows{
+		{at("joe"), create, "grant"},
+		{at("joe") + "?create=false", "bucket", "nats kv add", "create=false"},
+	}.Fail(t)
 	adaptertest.Works(t, at("admin"))
 	adaptertest.Works(t, at("joe")+"?create=false")
-	adaptertest.Fails(t, at("reader"), "$KV.locks.lock", "grant")
-	adaptertest.Fails(t, at("guest"), "$JS.API.STREAM.INFO.KV_locks", "grant")
-	adaptertest.Fails(t, at("nobody"), "Authorization Violation", "check user and password")
-	adaptertest.Fails(t, "nats://"+n.addr+"/locks", "check user and password")
+	adaptertest.Rows{
+		{at("reader"), "$KV.locks.lock", "grant"},
+		{at("guest"), "$JS.API.STREAM.INFO.KV_locks", "grant"},
+		{at("nobody"), "Authorization Violation", "check user and password"},
+		{"nats://" + n.addr + "/locks", "check user and password"},
+		{strings.Replace(at("admin"), "nats:", "nats+tls:", 1), "no TLS", "nats://"},
+	}.Fail(t)
 	adaptertest.Invalid(t, at("admin")+"?replicas=3", "fewer than 3 replicas", "nats stream edit")
-	adaptertest.Fails(t, strings.Replace(at("admin"), "nats:", "nats+tls:", 1), "no TLS", "nats://")
 
 	// A waiter needs the right to watch.
 	d := await.Value(adaptertest.Driver(t.Context(), at("joe")))
@@ -147,12 +152,11 @@ func TestClock(t *testing.T) {
 	time.Sleep(2 * c.TTL)
 
 	c.Token = "next"
-	_, err := await.Value(adaptertest.Driver(ctx, at+"false")).Acquire(ctx, c)
-	if !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("without a clock: %v, want ErrHeld", err)
-	}
-	if _, err := await.Value(adaptertest.Driver(ctx, at+"true")).Acquire(ctx, c); err != nil {
-		t.Errorf("with a clock: %v", err)
+	for clock, want := range []error{0: backend.ErrHeld, 1: nil} {
+		d := await.Value(adaptertest.Driver(ctx, at+fmt.Sprint(clock)))
+		if _, err := d.Acquire(ctx, c); !errors.Is(err, want) {
+			t.Errorf("clock=%d: %v, want %v", clock, err, want)
+		}
 	}
 }
 
@@ -189,12 +193,15 @@ func TestCreds(t *testing.T) {
 		o.SystemAccount = system
 	})
 
-	adaptertest.Works(t, "nats://"+n.addr+"/locks"+creds(with))
-	adaptertest.Fails(t, "nats://"+n.addr+"/more"+creds(with), "limit of streams")
-	adaptertest.Fails(t, "nats://"+n.addr+"/locks"+creds(without), "jetstream: enabled")
-	adaptertest.Fails(t, "nats://"+n.addr+"/locks", "creds")
+	at := "nats://" + n.addr + "/locks"
+	adaptertest.Works(t, at+creds(with))
 	stranger := await.Value(nkeys.CreateAccount())
-	adaptertest.Fails(t, "nats://"+n.addr+"/locks"+creds(stranger), "creds")
+	adaptertest.Rows{
+		{at + "-2" + creds(with), "limit of streams"},
+		{at + creds(without), "jetstream: enabled"},
+		{at, "creds"},
+		{at + creds(stranger), "creds"},
+	}.Fail(t)
 }
 
 func TestJetStream(t *testing.T) {
@@ -221,18 +228,20 @@ func TestTLS(t *testing.T) {
 			o.TLSTimeout = 10
 		})
 	}
-	query := url.Values{"ca": {cert}}.Encode()
-	both := url.Values{"ca": {cert}, "cert": {cert}, "key": {key}}.Encode()
+	ca := "?" + url.Values{"ca": {cert}}.Encode()
+	both := ca + "&" + url.Values{"cert": {cert}, "key": {key}}.Encode()
 
-	n := start(false)
-	adaptertest.Works(t, "nats+tls://"+n.addr+"/locks?"+query)
-	adaptertest.Works(t, "nats://"+n.addr+"/locks?"+query)
-	adaptertest.Fails(t, "nats+tls://"+n.addr+"/locks", "certificate", "ca=")
-	adaptertest.Fails(t, "nats://"+n.addr+"/locks", "certificate", "ca=")
-	other := strings.Replace(n.addr, "127.0.0.1", "localhost", 1)
-	adaptertest.Fails(t, "nats+tls://"+other+"/locks?"+query, "nats.example", "name the host")
-
-	n = start(true)
-	adaptertest.Works(t, "nats+tls://"+n.addr+"/locks?"+both)
-	adaptertest.Fails(t, "nats+tls://"+n.addr+"/locks?"+query, "cert and key")
+	addr := start(false).addr
+	mutual := "nats+tls://" + start(true).addr + "/locks"
+	for _, scheme := range []string{"nats://", "nats+tls://"} {
+		at := scheme + addr + "/locks"
+		adaptertest.Works(t, at+ca)
+		adaptertest.Fails(t, at, "certificate", "ca=")
+	}
+	adaptertest.Works(t, mutual+both)
+	other := strings.Replace(addr, "127.0.0.1", "localhost", 1)
+	adaptertest.Rows{
+		{"nats+tls://" + other + "/locks" + ca, "nats.example", "name the host"},
+		{mutual + ca, "cert and key"},
+	}.Fail(t)
 }

@@ -45,7 +45,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -54,6 +53,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/parallel"
 )
 
 // maxValue is how many bytes of an object are read. A record of 10,000 shared holds is shorter.
@@ -121,9 +121,8 @@ func codeOf(err error) string {
 // write in flight has prevented this write (409).
 func answer(err error) error {
 	switch codeOf(err) {
-	case "PreconditionFailed", "NoSuchKey", "NotFound":
-		return caslock.ErrConflict
-	case "ConditionalRequestConflict", "OperationAborted", "Conflict":
+	case "PreconditionFailed", "NoSuchKey", "NotFound",
+		"ConditionalRequestConflict", "OperationAborted", "Conflict":
 		return caslock.ErrConflict
 	case "NotImplemented":
 		return fmt.Errorf("s3kv: %w: the store lacks a condition, so it cannot keep locks: %w",
@@ -221,16 +220,8 @@ func (s *Store) Scan(
 
 	es = make([]caslock.Entry, len(out.Contents))
 	errs := make([]error, len(es))
-	slots := make(chan struct{}, scanners)
-	var reads sync.WaitGroup
-	for i, o := range out.Contents {
-		slots <- struct{}{}
-		reads.Go(func() {
-			es[i], errs[i] = s.get(ctx, o.Key)
-			<-slots
-		})
-	}
-
-	reads.Wait()
+	parallel.Each(len(es), scanners, func(i int) {
+		es[i], errs[i] = s.get(ctx, out.Contents[i].Key)
+	})
 	return es, aws.ToString(out.NextContinuationToken), cmp.Or(errs...)
 }

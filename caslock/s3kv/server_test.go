@@ -150,5 +150,9 @@ func fakeServer(t *testing.T, serve http.HandlerFunc) (addr string) {
 // refuse answers with an error of S3.
 func refuse(w http.ResponseWriter, status int, code string) {
 	w.WriteHeader(status)
-	_, _ = w.Write([]byte("<Error><Code>" + code + "</Code><Message>so it is</Message></Error>"))
+	_, _ = w.Write([]byte(s3Text(code)))
+}
+
+func s3Text(code string) string {
+	return "<Error><Code>" + code + "</Code><Message>so it is</Message></Error>"
 }

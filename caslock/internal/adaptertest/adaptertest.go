@@ -88,30 +88,47 @@ func Works(t *testing.T, url string) {
 	}
 }
 
+// Rows are URLs, each with words that its error must have.
+type Rows [][]string
+
+// Invalid calls the function Invalid for each row.
+func (rs Rows) Invalid(t *testing.T) {
+	t.Helper()
+	for _, row := range rs {
+		Invalid(t, row[0], row[1:]...)
+	}
+}
+
+// Fail calls the function Fails for each row.
+func (rs Rows) Fail(t *testing.T) {
+	t.Helper()
+	for _, row := range rs {
+		Fails(t, row[0], row[1:]...)
+	}
+}
+
 // Invalid opens a URL. The error must be ErrInvalid, and clear.
 func Invalid(t *testing.T, url string, words ...string) {
 	t.Helper()
-	if err := opened(t, url, words); !errors.Is(err, hasp.ErrInvalid) {
-		t.Errorf("%s: want ErrInvalid", url)
-	}
+	refused(t, url, true, words)
 }
 
 // Fails opens a URL. The error must not be ErrInvalid, and it must be clear.
 func Fails(t *testing.T, url string, words ...string) {
 	t.Helper()
-	if err := opened(t, url, words); errors.Is(err, hasp.ErrInvalid) {
-		t.Errorf("%s: the error is ErrInvalid", url)
-	}
+	refused(t, url, false, words)
 }
 
-func opened(t *testing.T, url string, words []string) error {
+func refused(t *testing.T, url string, invalid bool, words []string) {
 	t.Helper()
 	c, err := hasp.Open(t.Context(), url, &hasp.Options{Timeout: 20 * time.Second})
 	if err == nil {
 		_ = c.Close()
 	}
 	Clear(t, url, err, words...)
-	return err
+	if errors.Is(err, hasp.ErrInvalid) != invalid {
+		t.Errorf("%s: want ErrInvalid %v", url, invalid)
+	}
 }
 
 // Clear fails the test unless err is one line that has the words, and not the Secret.

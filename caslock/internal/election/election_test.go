@@ -95,81 +95,65 @@ func (w *world) leads(ctx context.Context, name string, release bool, lead func(
 	e.Run(ctx)
 }
 
-// A leader of client-go keeps hasp out as long as it renews. After its release, or a term after its
-// death, hasp gets the key.
+// A leader of client-go keeps hasp out as long as it renews. A term after its death, hasp gets the
+// key. TestProcesses has leaders that release.
 func TestLeaderOfClientGo(t *testing.T) {
-	for _, release := range []bool{true, false} {
-		t.Run(fmt.Sprint("release=", release), func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			ctx, stop := context.WithCancel(t.Context())
-			leading, ended := make(chan struct{}), make(chan time.Time, 1)
-			go w.leads(ctx, "elector", release, func(ctx context.Context) {
-				leave := w.enter("client-go")
-				close(leading)
-				<-ctx.Done()
-				leave()
-				ended <- time.Now()
-			})
-			<-leading
-			c := w.locks()
-			var held *hasp.HeldError
-			_, err := c.TryLock(t.Context(), lease)
-			if !errors.As(err, &held) || held.Owner != "elector" {
-				t.Errorf("TryLock beside a leader: %v, want that elector holds it", err)
-			}
-			if _, err := c.Lock(t.Context(), lease, hasp.WithMaxWait(2*term)); !errors.Is(err, hasp.ErrHeld) {
-				t.Errorf("Lock for two terms beside a leader that renews: %v", err)
-			}
-			stop()
-			l, err := c.Lock(t.Context(), lease)
-			await.Must(t, err)
-			defer w.enter("hasp")()
-			if took := time.Since(<-ended); !release && took < term/2 {
-				t.Errorf("the key of a leader that died was taken %v after its end", took)
-			}
-			await.Must(t, l.Unlock(t.Context()))
-		})
+	t.Parallel()
+	w := newWorld(t)
+	ctx, stop := context.WithCancel(t.Context())
+	leading, ended := make(chan struct{}), make(chan time.Time, 1)
+	go w.leads(ctx, "elector", false, func(ctx context.Context) {
+		leave := w.enter("client-go")
+		close(leading)
+		<-ctx.Done()
+		leave()
+		ended <- time.Now()
+	})
+	<-leading
+
+	c := w.locks()
+	var held *hasp.HeldError
+	_, err := c.Lock(t.Context(), lease, hasp.WithMaxWait(2*term))
+	if !errors.As(err, &held) || held.Owner != "elector" {
+		t.Errorf("Lock for two terms beside a leader that renews: %v, want that elector holds it", err)
 	}
+	stop()
+	l, err := c.Lock(t.Context(), lease)
+	await.Must(t, err)
+	defer w.enter("hasp")()
+	if took := time.Since(<-ended); took < term/2 {
+		t.Errorf("the key of a leader that died was taken %v after its end", took)
+	}
+	await.Must(t, l.Unlock(t.Context()))
 }
 
-// A holder of hasp keeps client-go out as long as it renews. After its release, or a term after its
-// death, client-go leads.
+// A holder of hasp keeps client-go out as long as it renews. A term after the holder was cut off,
+// client-go leads. TestProcesses has holders that release.
 func TestHolderOfHasp(t *testing.T) {
-	for _, release := range []bool{true, false} {
-		t.Run(fmt.Sprint("release=", release), func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			l, err := w.locks().Lock(t.Context(), lease)
-			await.Must(t, err)
-			leave := w.enter("hasp")
-			ctx, stop := context.WithCancel(t.Context())
-			defer stop()
-			leading := make(chan struct{})
-			go w.leads(ctx, "elector", true, func(context.Context) {
-				defer w.enter("client-go")()
-				close(leading)
-			})
-			select {
-			case <-leading:
-				t.Error("client-go leads beside a holder")
-			case <-time.After(2 * term):
-			}
-			await.Must(t, l.Err())
-			if release {
-				leave()
-				await.Must(t, l.Unlock(t.Context()))
-			} else {
-				// The holder loses the store, as one that is cut off. Its lease ends before client-go
-				// leads.
-				w.server.Stop()
-				<-l.Context().Done()
-				leave()
-				await.Must(t, w.server.Start(true))
-			}
-			await.Return(t, "the election", func() { <-leading })
-		})
+	t.Parallel()
+	w := newWorld(t)
+	l, err := w.locks().Lock(t.Context(), lease)
+	await.Must(t, err)
+	leave := w.enter("hasp")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	leading := make(chan struct{})
+	go w.leads(ctx, "elector", true, func(context.Context) {
+		defer w.enter("client-go")()
+		close(leading)
+	})
+	select {
+	case <-leading:
+		t.Error("client-go leads beside a holder")
+	case <-time.After(2 * term):
 	}
+
+	// The holder's lease ends before client-go leads.
+	w.server.Stop()
+	<-l.Context().Done()
+	leave()
+	await.Must(t, w.server.Start(true))
+	await.Return(t, "the election", func() { <-leading })
 }
 
 // client-go cuts times to whole seconds. It sees a renewal in the second of the grant nevertheless.

@@ -154,7 +154,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusUnprocessableEntity, "Invalid", "metadata.uid")
 	case isDelete:
 		delete(s.objects, name)
-		answer(w, http.StatusOK, object{"kind": "Status", "apiVersion": "v1", "status": "Success"})
+		answer(w, http.StatusOK, object{"kind": "Status", "status": "Success"})
 	default:
 		answer(w, http.StatusOK, s.write(name, old, in, r.Method == http.MethodPatch))
 	}

@@ -65,17 +65,6 @@ func (s *Store) call(ctx context.Context, op string, do func(f Fault) (caslock.E
 	if f.Lost {
 		return caslock.Entry{}, ErrLost
 	}
-	locked := func() (e caslock.Entry, err error) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if f.Twice {
-			_, _ = do(f)
-		}
-		return do(f)
-	}
-	if f.Request+f.Reply == 0 {
-		return locked()
-	}
 
 	type answer struct {
 		e   caslock.Entry
@@ -84,7 +73,12 @@ func (s *Store) call(ctx context.Context, op string, do func(f Fault) (caslock.E
 	answers := make(chan answer, 1)
 	go func() {
 		time.Sleep(f.Request)
-		e, err := locked()
+		s.mu.Lock()
+		if f.Twice {
+			_, _ = do(f)
+		}
+		e, err := do(f)
+		s.mu.Unlock()
 		time.Sleep(f.Reply)
 		answers <- answer{e, err}
 	}()

@@ -31,8 +31,8 @@ var planted = []struct{ name, file, code, bug string }{
 	{
 		name: "a repeated Put counts from the read",
 		file: "attempt.go",
-		code: "grant(&a.claim, it.N, at)",
-		bug:  "grant(&a.claim, it.N, at.Add(now.Sub(at)))",
+		code: "a.grant = earlier",
+		bug:  "a.grant = grant(&a.claim, earlier.Fence, now)",
 	},
 	{
 		name: "no confirming write before ErrLost",

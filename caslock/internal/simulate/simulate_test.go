@@ -44,7 +44,7 @@ type world struct {
 	r     *rand.Rand
 	holds map[string]hold   // by token, of callers that trust a hold
 	gone  map[string]string // tokens that hold nothing, and which answer has said so
-	ever  map[string]bool   // tokens that were in a record
+	ever  map[string]bool   // tokens that were in a record, and values that were written
 	fence uint64            // the largest in a record so far
 	count int               // grants
 }
@@ -102,6 +102,10 @@ func (w *world) written(_ string, value []byte) {
 	_ = json.Unmarshal(value, &r)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.ever[string(value)] {
+		w.failf("%s is written twice", value)
+	}
+	w.ever[string(value)] = true
 	for _, it := range r.Items {
 		if it.Kind != "exclusive" && it.Kind != "shared" {
 			continue
