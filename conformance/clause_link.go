@@ -135,7 +135,7 @@ func linkDeadline(e *env) {
 		l.Set(Up)
 		mustInTime(err, "a call over a slow link")
 
-		_, err = b.succeedsAfter(until(g, c, called), c.Key)
+		_, err = b.succeedsAfter(deadlineOf(g, c, called), c.Key)
 		mustf(err, "with a reply that took %v", Delay)
 	}
 }

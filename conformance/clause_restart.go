@@ -156,7 +156,7 @@ func kickRiddenOut(e *env, a, b *driver) {
 	for range 3 {
 		c := a.hold(e.long)
 		k := a.hold(e.long)
-		var w *wanted
+		var w *pendingWait
 		if e.waiter {
 			w = e.queue(c.Key, 1, a, b)[0]
 		}

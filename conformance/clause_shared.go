@@ -122,7 +122,7 @@ func sharedWait(e *env, a, b *driver) {
 }
 
 // stillWaits sleeps for a moment. If the Wait has ended after that moment, the try ends.
-func (w *wanted) stillWaits(what string) {
+func (w *pendingWait) stillWaits(what string) {
 	w.d.e.sleep(w.d.e.term / 8)
 	select {
 	case err := <-w.done:
@@ -317,7 +317,7 @@ func sharedWaitTogether(e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	a := e.open()
 	c := a.hold(e.long)
-	ws := make([]*wanted, 4)
+	ws := make([]*pendingWait, 4)
 	for i := range ws {
 		ws[i] = drivers[i%2].want(shared(e.claimOf(c.Key, e.long)))
 		e.queued(a, c.Key, i+1)
@@ -339,7 +339,7 @@ func sharedWaitTogether(e *env) {
 // sharedOrder lets two readers, a writer and two more readers wait.
 func sharedOrder(e *env, a, b *driver) {
 	c := a.hold(e.long)
-	ws := make([]*wanted, 5)
+	ws := make([]*pendingWait, 5)
 	const writer = 2
 	for i := range ws {
 		claim := e.claimOf(c.Key, e.long)

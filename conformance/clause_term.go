@@ -38,7 +38,7 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 		}
 	}
 
-	next, err = b.succeedsAfter(until(g, c, called), c.Key)
+	next, err = b.succeedsAfter(deadlineOf(g, c, called), c.Key)
 	return called, next, err
 }
 
@@ -73,7 +73,7 @@ func expiryRounded(e *env, a, b *driver) {
 		c := e.claim(ttl)
 		whole := e.granted(ttl)
 		called := time.Now()
-		next, err := b.succeedsAfter(until(a.take(c), c, called), c.Key)
+		next, err := b.succeedsAfter(deadlineOf(a.take(c), c, called), c.Key)
 		must(err)
 		early := called.Add(whole - backend.Drift(whole)).Sub(next)
 		require(early <= 0, "another token was granted the key %v before the end of a term of %v, "+

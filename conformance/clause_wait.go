@@ -66,7 +66,7 @@ func waitDeadline(e *env, a, b *driver) {
 	a.give(c)
 	mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
 
-	deadline := until(w.grant, w.c, called)
+	deadline := deadlineOf(w.grant, w.c, called)
 	requireInTime(deadline.After(released),
 		"the deadline of a grant is %v before the release of the previous hold",
 		released.Sub(deadline))
@@ -96,7 +96,7 @@ func waitSeen(e *env) {
 		e.sleep(e.term)
 		a.give(c)
 		mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
-		must(errOf(observer.succeedsAfter(until(w.grant, w.c, called), c.Key)))
+		must(errOf(observer.succeedsAfter(deadlineOf(w.grant, w.c, called), c.Key)))
 	}))
 }
 
@@ -241,8 +241,8 @@ func (e *env) line(n int, quit ...int) (order []int) {
 
 // queue lets the drivers in turn begin n Waits for a held key. After it has begun a Wait, queue
 // blocks until driver a reports the new waiter.
-func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted {
-	ws := make([]*wanted, n)
+func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*pendingWait {
+	ws := make([]*pendingWait, n)
 	for i := range ws {
 		ws[i] = drivers[i%len(drivers)].wants(key)
 		e.queued(a, key, i+1)
