@@ -71,7 +71,7 @@ func expiryRounded(e *env, a, b *driver) {
 		max(backend.MinTTL, e.term/3), e.term + e.term/3 + time.Microsecond,
 	} {
 		c := e.claim(ttl)
-		whole := e.granted(ttl)
+		whole := e.rounded(ttl)
 		called := time.Now()
 		next, err := b.succeedsAfter(deadlineOf(a.take(c), c, called), c.Key)
 		must(err)
