@@ -290,6 +290,7 @@ func linkEnds(e *env) {
 			return errOf(d.Acquire(ctx, c))
 		},
 		"Release": func(ctx context.Context) error {
+			// The answer is ErrLost, because this is another token.
 			return d.Release(ctx, e.claimOf(held.Key, e.long))
 		},
 	} {
