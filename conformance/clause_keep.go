@@ -44,7 +44,7 @@ func (d *driver) endsAt(key string, end time.Time) {
 // notBefore ends the try if a key was granted too early. The argument at is the time of the grant.
 // It may precede the argument end by the drift, because the store's clock may run at another speed.
 func (e *env) notBefore(end, at time.Time) {
-	early := end.Sub(at) - backend.Drift(3*e.term) // no KeepUntil of these clauses is later
+	early := end.Sub(at) - backend.Drift(3*e.term) // the longest time that callers of notBefore wait
 	require(early <= 0, "the key was granted %v before the end of KeepUntil", early)
 }
 

@@ -208,9 +208,9 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 	lease, err := client.Lock(ctx, c.Key, opts...)
 	if err != nil {
 		// If the method Acquire of loan has ended ctx, return the error of that attempt.
-		var unknown *unknownOutcome
-		if errors.As(context.Cause(ctx), &unknown) {
-			err = unknown.error
+		var outcome *unknownOutcome
+		if errors.As(context.Cause(ctx), &outcome) {
+			err = outcome.error
 		}
 
 		return backend.Grant{}, err
