@@ -46,7 +46,8 @@ func (e *env) cable() *Link {
 	return l
 }
 
-// linkOutage makes calls over a link that is Down or Hung. No call may then return a definite error.
+// linkOutage makes calls over a link that is Down or Hung. No call may then return a definite
+// error.
 func linkOutage(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -170,7 +171,8 @@ func linkCutWaiter(e *env) {
 	l.Set(Up)
 	b.give(w.c)
 
-	// Either the first waiter gets the key now, or its Wait has timed out and leaves nothing behind.
+	// Either the first waiter gets the key now, or its Wait has timed out and leaves nothing
+	// behind.
 	cut.servedOrUnknown("Wait that was cut off")
 	must(b.grantedAtLast(c.Key))
 }

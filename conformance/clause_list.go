@@ -266,7 +266,8 @@ func inspectHolder(e *env, a, b *driver) {
 	mustBeFree("has expired") // but may still have an owner, until the store removes the record
 }
 
-// inspectWaiters compares the owners of three waiters with the waiters that Inspect and List return.
+// inspectWaiters compares the owners of three waiters with the waiters that Inspect and List
+// return.
 func inspectWaiters(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	var owners []string

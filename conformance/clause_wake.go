@@ -50,8 +50,8 @@ func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
 	return l, err
 }
 
-// listens begins to listen for a key that is held, and makes an attempt, as the engine does. A driver
-// need wake only callers that were refused.
+// listens begins to listen for a key that is held, and makes an attempt, as the engine does. A
+// driver need wake only callers that were refused.
 func (d *driver) listens(key string) *listener {
 	l, err := d.listen(key, d.e.patience)
 	mustf(err, "listen for %.60q", key)
@@ -156,8 +156,8 @@ func wakeMissed(e *env) {
 	}
 }
 
-// wakeDown calls Listen over a link that fails. If Listen returns no error, the caller relies on it,
-// and must be woken by a release.
+// wakeDown calls Listen over a link that fails. If Listen returns no error, the caller relies on
+// it, and must be woken by a release.
 func wakeDown(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)

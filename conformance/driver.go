@@ -206,8 +206,8 @@ func (d *driver) refuses(c backend.Claim) error {
 		backend.ErrHeld)
 }
 
-// refusal makes an attempt at key, which must be refused, and returns the details of the refusal, if
-// there are any. The present term must not run for longer than the argument rest.
+// refusal makes an attempt at key, which must be refused, and returns the details of the refusal,
+// if there are any. The present term must not run for longer than the argument rest.
 func (d *driver) refusal(key string, rest time.Duration) (held backend.HeldError) {
 	_, err := d.acquire(d.e.claimOf(key, d.e.long))
 	must(is("acquire a key that is held", err, backend.ErrHeld))
@@ -298,8 +298,8 @@ func (d *driver) shows(c backend.Claim, fence uint64) {
 	matches("inspect", d.inspect(c.Key), c, fence)
 }
 
-// matches ends the try unless s, which a call has returned, is the status of a key that c holds. The
-// status may lack the owner and the fence.
+// matches ends the try unless s, which a call has returned, is the status of a key that c holds.
+// The status may lack the owner and the fence.
 func matches(call string, s backend.Status, c backend.Claim, fence uint64) {
 	what := call + " " + brief(c.Key)
 	require(s.Held, "%s, which is held: %+v", what, s)

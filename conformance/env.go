@@ -140,8 +140,8 @@ func (e *env) sleep(d time.Duration) {
 	}
 }
 
-// until calls f until f returns true. If that takes too long, the try ends with an error that begins
-// with what.
+// until calls f until f returns true. If that takes too long, the try ends with an error that
+// begins with what.
 func (e *env) until(what string, f func() bool) {
 	e.retry(what, func() error {
 		if !f() {

@@ -140,8 +140,8 @@ func linkSentOnce(e *env) {
 	}
 }
 
-// linkWaitReply loses the reply of a Wait. The Wait may then still get the key, because a driver may
-// send a Wait again.
+// linkWaitReply loses the reply of a Wait. The Wait may then still get the key, because a driver
+// may send a Wait again.
 func linkWaitReply(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)

@@ -89,8 +89,8 @@ func report(t *testing.T, r Result) {
 	}
 }
 
-// testArgs returns arguments with which a test binary runs only the test of this name. The program's
-// own arguments follow, but for those of package testing.
+// testArgs returns arguments with which a test binary runs only the test of this name. The
+// program's own arguments follow, but for those of package testing.
 func testArgs(name string) []string {
 	parts := strings.Split(name, "/")
 	for i := range parts {
