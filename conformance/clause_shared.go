@@ -70,11 +70,13 @@ func (d *driver) refusesShared(key string) error {
 	return d.refuses(shared(d.e.claimOf(key, d.e.long)))
 }
 
+// sharedExcludes lets driver a hold the key shared, and then not shared. Claims of the other kind
+// by the same and by another driver must be refused.
 func sharedExcludes(e *env, a, b *driver, key string) {
 	for _, d := range []*driver{a, b} {
-		r := a.join(key, e.long)
+		reader := a.join(key, e.long)
 		mustf(d.refused(key), "a key with a shared hold")
-		a.give(r)
+		a.give(reader)
 
 		c := e.claimOf(key, e.long)
 		a.take(c)
@@ -98,6 +100,8 @@ func sharedError(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedWait waits for a key with two shared holds. The first is released. Then the second is also
+// released, or it expires. A shared Wait for the same key follows.
 func sharedWait(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{e.long, e.term} {
 		key := e.key()
@@ -105,23 +109,22 @@ func sharedWait(e *env, a, b *driver) {
 		two := a.join(key, ttl)
 		w := e.queue(key, 1, a, b)[0]
 		a.give(one)
-		if ttl == e.long {
+		if ttl == e.long { // a hold with the shorter term ends by itself
 			w.stillWaits("Wait for a key with a shared hold")
 			a.give(two)
 		}
 
 		w.granted("Wait for a key that was held shared")
 
-		r := a.want(shared(e.claimOf(key, e.long)))
+		reader := a.want(shared(e.claimOf(key, e.long)))
 		e.queued(a, key, 1)
-		r.stillWaits("shared Wait for a key that is held")
-		b.keep(w.c)
-		b.give(w.c)
-		r.served("shared Wait for a key that was released")
+		reader.stillWaits("shared Wait for a key that is held")
+		w.use()
+		reader.served("shared Wait for a key that was released")
 	}
 }
 
-// stillWaits sleeps for a moment. If the Wait has ended after that moment, the try ends.
+// stillWaits sleeps for a moment. If the Wait has ended by then, the try ends.
 func (w *pendingWait) stillWaits(what string) {
 	w.d.e.sleep(w.d.e.term / 8)
 	select {
@@ -132,7 +135,9 @@ func (w *pendingWait) stillWaits(what string) {
 }
 
 // readersOf lets two drivers hold key together, until the function stop is called or the try ends.
-// A driver asks for its next hold before it releases one, and repeats refused attempts.
+// A driver asks for its next hold before it releases one, so that the key is never free while
+// shared claims are granted. If the next hold is refused, because a writer waits, the driver asks
+// again until it gets the hold. The function stop returns the errors of both drivers.
 func (e *env) readersOf(key string) (stop func() error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	var ends []<-chan error
@@ -167,6 +172,8 @@ func (e *env) readersOf(key string) (stop func() error) {
 	}
 }
 
+// sharedWriter lets a writer ask for a key while readers keep coming. The writer waits or, if the
+// driver cannot wait, asks again with a new token each time, as the engine does.
 func sharedWriter(e *env) {
 	a := e.open()
 	key := e.key()
@@ -175,7 +182,10 @@ func sharedWriter(e *env) {
 		a.wants(key).served("Wait while readers keep coming")
 	} else {
 		c := waiting(e.claimOf(key, e.long))
-		_, _, err := a.seize(func() backend.Claim { c.Token = e.claimOf(key, e.long).Token; return c })
+		_, _, err := a.seize(func() backend.Claim {
+			c.Token = e.claimOf(key, e.long).Token
+			return c
+		})
 		mustf(err, "acquire with WillRetry while readers keep coming")
 		a.keep(c)
 		a.give(c)
@@ -188,7 +198,7 @@ func sharedWriter(e *env) {
 // has left in the store.
 func sharedWriterGone(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
-	if !e.traits.Ordered {
+	if !e.traits.Ordered { // WillRetry has no effect on an Ordered driver, whose callers use Wait
 		must(b.refuses(waiting(e.claimOf(key, e.long))))
 		mustf(b.joinsAtLast(key), "after a caller with WillRetry died")
 	}
@@ -200,10 +210,12 @@ func sharedWriterGone(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedInspect compares what Inspect and List report on a key with three shared holds, and again
+// after the release of each.
 func sharedInspect(e *env, a, b *driver, key string) {
 	cs := []backend.Claim{a.join(key, e.long), b.join(key, e.long/2), a.join(key, e.long/2)}
 	for len(cs) > 0 {
-		var want []string
+		var want []string // the owners of the present holds
 		for _, c := range cs {
 			want = append(want, c.Owner)
 		}
@@ -216,7 +228,7 @@ func sharedInspect(e *env, a, b *driver, key string) {
 			require(s.Owner == "" && s.Since.IsZero(),
 				"%s of a key with shared holds: owner %q, since %v", call, s.Owner, s.Since)
 
-			// The hold with the longest term is released last.
+			// The longest term is always e.long, because its hold is released last.
 			require(s.TTL > e.long/2+time.Second && s.TTL <= e.long+time.Second,
 				"%s of a key with shared holds: %v left, want the longest term, which began with %v",
 				call, s.TTL, e.long)
@@ -289,6 +301,8 @@ func sharedTerms(e *env) {
 	}))
 }
 
+// sharedRenewRaises renews a short hold for a long term while a longer hold exists, and releases
+// the longer hold after the short term.
 func sharedRenewRaises(e *env, a, b *driver) {
 	c := a.join(e.key(), e.term)
 	other := b.join(c.Key, e.long)
@@ -336,7 +350,8 @@ func sharedWaitTogether(e *env) {
 	must(a.granted(c.Key))
 }
 
-// sharedOrder lets two readers, a writer and two more readers wait.
+// sharedOrder lets two readers, a writer and two more readers wait. Each group of readers must get
+// the key together, and the writer must get it between the groups.
 func sharedOrder(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	ws := make([]*pendingWait, 5)
@@ -348,23 +363,20 @@ func sharedOrder(e *env, a, b *driver) {
 		e.queued(a, c.Key, i+1)
 	}
 
+	const granted = "one of readers and a writer in a line"
+	const behind = "Wait behind another that cannot share the key"
 	a.give(c)
+	ws[0].granted(granted)
+	ws[1].granted(granted)
+	b.give(ws[0].c)
+	ws[writer].stillWaits(behind)
+	ws[1].use()
 
-	for i, w := range ws {
-		w.granted("one of readers and a writer in a line")
-		if i == 0 {
-			continue // the second reader gets the key together with the first
-		}
+	ws[writer].granted(granted)
+	ws[3].stillWaits(behind)
+	ws[writer].use()
 
-		if i < writer {
-			b.give(ws[0].c)
-		}
-
-		if i <= writer {
-			ws[i+1].stillWaits("Wait behind another that cannot share the key")
-			w.use()
-		}
-	}
-
+	ws[3].granted(granted)
+	ws[4].granted(granted)
 	b.give(ws[3].c, ws[4].c)
 }
