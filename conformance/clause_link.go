@@ -85,6 +85,8 @@ func linkOutage(e *env) {
 	}
 
 	for _, state := range []LinkState{Down, Hung} {
+		// The calls share one context, so that together they take about two terms. A call that
+		// begins after its end must also return an error of unknown outcome.
 		l.Set(state)
 		ctx := e.endingAfter(2 * e.term)
 		for what, call := range calls {

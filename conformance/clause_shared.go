@@ -198,7 +198,7 @@ func sharedWriter(e *env) {
 // has left in the store.
 func sharedWriterGone(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
-	if !e.traits.Ordered { // WillRetry has no effect on an Ordered driver, whose callers use Wait
+	if !e.traits.Ordered { // the callers of an Ordered driver use Wait, so it may ignore WillRetry
 		must(b.refuses(waiting(e.claimOf(key, e.long))))
 		mustf(b.joinsAtLast(key), "after a caller with WillRetry died")
 	}
@@ -285,7 +285,7 @@ func sharedTerms(e *env) {
 			mustInTime(b.renews(short), "renewal of a shared hold of %v", e.term)
 			once := long
 			once.TTL = e.term
-			a.keep(once)
+			a.keep(once) // must not shorten the term
 		}
 
 		a.outlast(e.term)

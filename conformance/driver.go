@@ -430,9 +430,9 @@ func (w *pendingWait) abandon(err error) {
 	})
 }
 
-// queued waits until Inspect reports n waiters for key. If the driver has no Inspect or is not
-// Ordered, Inspect cannot report waiters. Then queued only sleeps, until the Waits have probably
-// asked for the key.
+// queued waits until Inspect reports n waiters for key. If the driver has no Inspect, or if it is
+// not Ordered and so has no queue to report, queued only sleeps. Then the Waits have probably asked
+// for the key.
 func (e *env) queued(d *driver, key string, n int) {
 	if !e.inspector || !e.traits.Ordered {
 		e.sleep(e.term / 8)

@@ -59,8 +59,8 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 				"to carry it out while its reply was lost", r.what, n)
 
 			// The call may succeed if the driver may send it again. It may also succeed if the
-			// store had not carried it out, because then an earlier round trip was lost. Otherwise
-			// the reply was late, which only a slow machine explains.
+			// store had not carried it out, because then only the reply of an earlier round trip
+			// was lost. Otherwise the reply was late, which only a slow machine explains.
 			requireInTime(r.again || !carriedOut, "%s: no error, want one of unknown outcome",
 				r.what)
 		case errors.Is(err, backend.ErrHeld) && !carriedOut && !e.inspector:

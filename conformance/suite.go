@@ -138,7 +138,8 @@ func (s *suite) clauses() []*clause {
 }
 
 // start runs all clauses in the background. It returns one channel for the result of each clause,
-// in the order of the clauses. Each channel has room for its result, so nobody need receive it.
+// in the order of the clauses. Each channel has room for its result, so that sending it never
+// blocks.
 func (s *suite) start(ctx context.Context) []chan Result {
 	cs := s.clauses()
 	results := make([]chan Result, len(cs))
@@ -149,8 +150,9 @@ func (s *suite) start(ctx context.Context) []chan Result {
 	return results
 }
 
-// runAll runs clauses and sends their results. Some clauses must run alone. The first clause also
-// runs alone, because its failure makes the others skip.
+// runAll runs clauses and sends their results. Before a clause that must run alone, it waits until
+// the others have ended. The first clause also runs alone, because if it fails, the others are
+// skipped.
 func (s *suite) runAll(ctx context.Context, cs []*clause, results []chan Result) {
 	var wg sync.WaitGroup
 	room := make(chan struct{}, concurrent) // has one element for each running clause
