@@ -55,6 +55,8 @@ func traitsConstant(e *env, a, b *driver) {
 		"reach %v is none of process, host and network", first.Reach)
 }
 
+// acquireExcludes asks for a held key by another driver, and by the holder's driver with the
+// holder's owner but another token. After the release the key must be granted.
 func acquireExcludes(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	must(b.refused(c.Key))
@@ -110,6 +112,8 @@ func acquireMaxTTL(e *env) {
 	d.give(d.hold(e.traits.MaxTTL))
 }
 
+// acquireDeadContext makes attempts at free keys with a context that has ended. An attempt may fail
+// or be granted, but a release of its token must remove all that it leaves.
 func acquireDeadContext(e *env) {
 	a := e.open()
 	b := e.open()

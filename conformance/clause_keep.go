@@ -59,6 +59,8 @@ func (d *driver) keptHold(ttl, rest time.Duration) backend.Claim {
 	return c
 }
 
+// keepRefuses releases a key with KeepUntil. Until then the key must be refused, and be held for
+// Inspect and List. Then the key must be granted.
 func keepRefuses(e *env, a, b *driver) {
 	c := a.keptHold(3*e.term, 2*e.term)
 	for _, d := range []*driver{a, b} {
@@ -88,6 +90,8 @@ func keepEnd(e *env, a, b *driver) {
 	}
 }
 
+// keepLoses renews and releases a hold again after its release with KeepUntil. Each call must
+// return ErrLost, and the key must still be taken until KeepUntil.
 func keepLoses(e *env, a, b *driver) {
 	c := a.keptHold(e.long, 2*e.term)
 	for _, d := range []*driver{a, b} {
@@ -110,6 +114,8 @@ func keepPast(e *env, a, b *driver) {
 	}
 }
 
+// keepWait releases a key with KeepUntil while a caller waits. That caller must get the key at
+// KeepUntil, not before.
 func keepWait(e *env, a, b *driver) {
 	// KeepUntil ends the first term sooner, and the second one later.
 	for _, ttl := range []time.Duration{e.long, 2 * e.term} {

@@ -207,6 +207,8 @@ func (e *env) costs(what string, n int, each float64, f func(i int)) {
 		"%d × %s: %d calls to the store, want %g", n, what, got, float64(n)*each)
 }
 
+// commandsPerOperation compares the calls that each operation takes with Harness.Cost, for many
+// holds. Half of the claims ask for a fence, if the driver has fences.
 func commandsPerOperation(e *env) {
 	const n = 40
 	d := e.open()
@@ -254,6 +256,8 @@ func commandsPerOperation(e *env) {
 	})
 }
 
+// commandsWaiting compares the calls that several waiting callers of one Client take with
+// Cost.Waiting, which does not depend on their number.
 func commandsWaiting(e *env) {
 	d := e.open()
 	c := e.newClient()

@@ -80,6 +80,7 @@ func (e *env) keysFor(n int) (prefix string, keys []string) {
 	return prefix, keys
 }
 
+// listPrefix lists keys by prefixes that look like patterns, and counts the keys.
 func listPrefix(e *env) {
 	d := e.open()
 	base := e.key()
@@ -155,6 +156,7 @@ func listPages(e *env) {
 	}))
 }
 
+// listStops ends the loops over some lists after the first entry. The driver must work after that.
 func listStops(e *env) {
 	d := e.open()
 	prefix, keys := e.keysFor(3)
@@ -230,6 +232,8 @@ var closeClauses = []clause{
 		why: "After Close no goroutine of the driver is left."},
 }
 
+// inspectHolder compares what Inspect and List report on a key before its first hold, during the
+// hold, after the release, and after the end of a later hold's term.
 func inspectHolder(e *env, a, b *driver) {
 	c := e.fencedIfCan(e.claim(e.long))
 	mustBeFree := func(when string) {
@@ -279,6 +283,8 @@ func inspectWaiters(e *env, a, b *driver) {
 	}
 }
 
+// breakFrees breaks keys that are free, held, and held shared. The holders must get ErrLost, and
+// other tokens must get the keys.
 func breakFrees(e *env, a, b *driver) {
 	c := e.claim(e.long)
 	b.breakKey(c.Key) // the key is free, which is not an error
@@ -312,6 +318,7 @@ func breakWakes(e *env, a, b *driver) {
 	w.served("Wait for a key that was broken")
 }
 
+// closeLeavesNothing opens, uses and closes a driver. The goroutines that this starts must end.
 func closeLeavesNothing(e *env) {
 	use := func() {
 		d := e.open()

@@ -168,6 +168,8 @@ func (e *env) joinsOther(a, b *driver, c backend.Claim) bool {
 	return true
 }
 
+// othersHistory lets callers of all strategies use two keys. They ask for fences only if all
+// strategies have fences.
 func othersHistory(e *env) {
 	var drivers []*driver
 	var clients []*hasp.Client

@@ -29,6 +29,8 @@ var processClauses = []clause{
 			"renewals and its Unlock do not affect the successor."},
 }
 
+// reach asks for a held key in another process. The key must be refused there, unless the driver
+// reaches only this process.
 func reach(e *env) {
 	c := e.open().hold(e.long)
 	err := e.spawn().do("acquire", e.claimOf(c.Key, e.long))

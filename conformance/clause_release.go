@@ -61,6 +61,8 @@ func (e *env) lostHolds(what string, call func(d *driver, c backend.Claim) error
 	}
 }
 
+// releaseForGood lets a successor take a key that was released before the end of its term. The end
+// of that term must not affect the successor.
 func releaseForGood(e *env, a, b *driver) {
 	c := a.hold(e.term)
 	mustInTime(a.release(c), "release by its holder") // the term may have ended
@@ -73,6 +75,8 @@ func releaseForGood(e *env, a, b *driver) {
 	b.give(next)
 }
 
+// tokenWhole renews and releases a hold with tokens that resemble its token. Each call must return
+// ErrLost, and the hold must last.
 func tokenWhole(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	for what, token := range map[string]string{

@@ -54,6 +54,7 @@ func (e *env) down() (up func(data bool)) {
 // restart stops the store, and starts it again with its data or without.
 func (e *env) restart(data bool) { e.down()(data) }
 
+// restartWithData checks that a hold lasts over a restart of a store that keeps its data.
 func restartWithData(e *env, a, b *driver) {
 	c := a.hold(e.long)
 
@@ -73,6 +74,8 @@ func restartWithoutData(e *env, a, b *driver) {
 	mustf(b.grantedAtLast(c.Key), "after the store has lost its data")
 }
 
+// restartWaiter restarts the store, with its data if the hook can do that, while a caller waits.
+// The Wait must get the key or report an unknown outcome.
 func restartWaiter(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	w := e.queue(c.Key, 1, a, b)[0]

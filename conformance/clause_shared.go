@@ -86,6 +86,7 @@ func sharedExcludes(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedError checks that the refusal says whether the key is held shared.
 func sharedError(e *env, a, b *driver, key string) {
 	for _, isShared := range []bool{true, false} {
 		c := e.claimOf(key, e.long)
@@ -245,6 +246,8 @@ func sharedInspect(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedUnclaimed makes shared claims with a driver that is not Shared by its Traits. Such a driver
+// must treat them as exclusive.
 func sharedUnclaimed(e *env, a, b *driver) {
 	c := shared(e.claim(e.long))
 	a.take(c)
@@ -316,6 +319,7 @@ func sharedRenewRaises(e *env, a, b *driver) {
 	a.give(c)
 }
 
+// sharedKeep releases two shared holds with a KeepUntil, which must have no effect.
 func sharedKeep(e *env, a, b *driver, key string) {
 	for range 2 {
 		one := a.join(key, e.long)
@@ -327,6 +331,8 @@ func sharedKeep(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedWaitTogether lets four shared Waits wait for one key. After its release all must get it,
+// and the key must be refused to others until the last has released it.
 func sharedWaitTogether(e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	a := e.open()

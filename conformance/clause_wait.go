@@ -36,6 +36,8 @@ var waitClauses = given(waiter, []clause{
 			"end another Wait for the same key."},
 })
 
+// waitWoken waits for a free key, and then again and again for a key that is released a moment
+// later. The pause varies, so that the release meets each step of the Wait.
 func waitWoken(e *env, a, b *driver, key string) {
 	first := a.wants(key)
 	first.granted("Wait for a free key")

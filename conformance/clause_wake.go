@@ -83,6 +83,8 @@ func (l *listener) woken(what string) (open bool) {
 	return open
 }
 
+// wakeChange frees a key in each way that the driver has. A caller that listens must be woken each
+// time.
 func wakeChange(e *env, a, b *driver) {
 	ways := []string{"a release"}
 	if e.inspector {
@@ -110,6 +112,8 @@ func wakeChange(e *env, a, b *driver) {
 	}
 }
 
+// wakeShared releases two shared holds of a key one after the other. The second release must wake a
+// caller that listens.
 func wakeShared(e *env, a, b *driver, key string) {
 	one := a.join(key, e.long)
 	two := b.join(key, e.long)
@@ -238,6 +242,8 @@ type loan struct {
 // unknownOutcome is the cause of the end of a wait's context, if an attempt has ended the wait.
 type unknownOutcome struct{ error }
 
+// Acquire makes an attempt with the token of the field c, whatever token the Client has drawn. An
+// error of unknown outcome ends the wait.
 func (w *loan) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	c.Token = w.c.Token
 	g, err := w.Waker.Acquire(ctx, c)
