@@ -46,12 +46,16 @@ func (e *env) spawn() *child {
 	must(err)
 	e.onEnd(func() {
 		p.Kill()
-		p.asking.Lock() // Kill has ended a request that had no reply
+
+		// Wait must follow the last Receive. If a goroutine is in Receive, it holds p.asking, and
+		// Kill makes Receive fail.
+		p.asking.Lock()
 		defer p.asking.Unlock()
 		p.Wait()
 	})
 
-	// The child sends the first reply without a request.
+	// The child sends the first reply without a request. The inner try catches a timeout, so that
+	// the error below can say what the child has printed.
 	err = e.try(func() {
 		must(e.arrives("the start of this program as a child", e.begin(p.reply)))
 	})
@@ -72,6 +76,7 @@ func (p *child) reply() error {
 	return p.replyLocked()
 }
 
+// replyLocked does the same as the method reply, for a caller that holds p.asking.
 func (p *child) replyLocked() error {
 	var r reply
 	if p.Receive(&r) != nil {
@@ -90,7 +95,7 @@ func (p *child) begin(rq request) <-chan error {
 	})
 }
 
-// do lets the child make one call.
+// do lets the child execute one operation, and returns the error of the reply.
 func (p *child) do(op string, c backend.Claim) error {
 	return p.e.arrives(op+" in another process", p.begin(request{Op: op, Claim: c}))
 }
@@ -113,7 +118,7 @@ func Child() bool {
 
 // request is a message from the parent.
 type request struct {
-	Op    string // "acquire"; "lock", "err", "unlock"; "turns"
+	Op    string // the operation; see the method do of agent
 	Claim backend.Claim
 	Dir   string // for "turns": where the holder makes a directory
 	Times int
@@ -130,6 +135,7 @@ type reply struct {
 // receives only the text.
 var kinds = []error{hasp.ErrHeld, hasp.ErrLost}
 
+// replyOf returns the reply to a request that ended with err.
 func replyOf(err error) reply {
 	r := reply{Kind: slices.IndexFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })}
 	if err != nil {
@@ -138,6 +144,7 @@ func replyOf(err error) reply {
 	return r
 }
 
+// error returns the error that r reports, or nil.
 func (r reply) error() error {
 	switch {
 	case r.Err == "":
@@ -148,14 +155,17 @@ func (r reply) error() error {
 	return fmt.Errorf("%w (%s)", kinds[r.Kind], r.Err)
 }
 
-// serveIfChild serves the parent, and does not return, if this process is a child of harness h.
+// serveIfChild serves the parent, and does not return, if this process is a child of harness h. If
+// this process is no child, serveIfChild returns nil. If it is a child of another harness, or if h
+// cannot serve, serveIfChild returns an error.
 func serveIfChild(ctx context.Context, h Harness) error {
 	if !Child() {
 		return nil
 	}
 
 	var spec childSpec
-	if _, args := crew.Role(); json.Unmarshal([]byte(strings.Join(args, "")), &spec) != nil {
+	_, args := crew.Role()
+	if json.Unmarshal([]byte(strings.Join(args, "")), &spec) != nil {
 		return fmt.Errorf("conformance: a child gets %q", args)
 	}
 
@@ -170,7 +180,7 @@ func serveIfChild(ctx context.Context, h Harness) error {
 
 	a := &agent{parent: crew.Parent(), leases: map[string]*hasp.Lease{}}
 	os.Exit(a.serve(ctx, h, spec))
-	return nil
+	return nil // not reached
 }
 
 // agent executes the parent's requests in a child.
@@ -198,14 +208,18 @@ func (a *agent) serve(ctx context.Context, h Harness, spec childSpec) int {
 	}
 }
 
+// open opens a driver, and creates a Client over it.
 func (a *agent) open(ctx context.Context, h Harness, spec childSpec) (err error) {
-	if a.d, err = h.Open(ctx, spec.Store); err != nil {
+	a.d, err = h.Open(ctx, spec.Store)
+	if err != nil {
 		return err
 	}
 	a.client, err = hasp.New(a.d, &hasp.Options{TTL: spec.Long, Timeout: spec.Timeout})
 	return err
 }
 
+// do executes one request. The operation "lock" keeps its lease, so that later requests with the
+// same claim can ask for the lease's error ("err") or unlock it ("unlock").
 func (a *agent) do(ctx context.Context, rq request) error {
 	c := rq.Claim
 	switch rq.Op {

@@ -33,11 +33,13 @@ var acquireClauses = []clause{
 func takesAndReleases(e *env) {
 	d := e.open()
 	key := e.key()
-	for range 2 {
+	for range 2 { // the second attempt finds out whether the first Release has freed the key
 		must(d.granted(key))
 	}
 }
 
+// traitsConstant compares the Traits of several drivers, before and after some calls. It also
+// checks that the Traits agree with the driver's methods.
 func traitsConstant(e *env, a, b *driver) {
 	first := a.Traits()
 	a.give(a.hold(e.long))
@@ -53,6 +55,8 @@ func traitsConstant(e *env, a, b *driver) {
 		"reach %v is none of process, host and network", first.Reach)
 }
 
+// acquireExcludes asks for a held key by another driver, and by the holder's driver with the
+// holder's owner but another token. After the release the key must be granted.
 func acquireExcludes(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	must(b.refused(c.Key))
@@ -64,6 +68,8 @@ func acquireExcludes(e *env, a, b *driver) {
 	must(b.granted(c.Key))
 }
 
+// acquireOneWinner makes twelve attempts at the same time, several times. A round may have no
+// winner, because attempts may hinder each other in a quorum.
 func acquireOneWinner(e *env) {
 	drivers := e.drivers()
 	key := e.key()
@@ -106,6 +112,8 @@ func acquireMaxTTL(e *env) {
 	d.give(d.hold(e.traits.MaxTTL))
 }
 
+// acquireDeadContext makes attempts at free keys with a context that has ended. An attempt may fail
+// or be granted, but a release of its token must remove all that it leaves.
 func acquireDeadContext(e *env) {
 	a := e.open()
 	b := e.open()
@@ -122,22 +130,23 @@ func acquireDeadContext(e *env) {
 }
 
 // undone cleans up after an attempt that returned err. Like the engine, undone lets d release the
-// token at once, and again after the timeout. After an error, a driver with Traits.Cleans does the
-// clean-up itself. The try ends unless the driver in the argument other then gets the key.
+// token at once, and again after the timeout if the key is still held. After an error, a driver
+// with Traits.Cleans does the clean-up itself. The try ends unless the driver in the argument other
+// then gets the key.
 func (e *env) undone(d, other *driver, c backend.Claim, err error) {
-	cleans := e.traits.Cleans && err != nil
+	driverCleans := e.traits.Cleans && err != nil
 	undo := func() error {
-		if !cleans {
+		if !driverCleans {
 			d.giveIfHeld(c, "of what may have been acquired")
 		}
 		return other.granted(c.Key)
 	}
 
-	err = undo()
-	if errors.Is(err, backend.ErrHeld) {
+	left := undo()
+	if errors.Is(left, backend.ErrHeld) {
 		e.sleep(e.timeout)
-		err = undo()
+		left = undo()
 	}
 
-	mustf(err, "after a call of unknown outcome, and %v for its clean-up", e.timeout)
+	mustf(left, "after a call of unknown outcome, and %v for its clean-up", e.timeout)
 }

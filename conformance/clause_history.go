@@ -34,15 +34,16 @@ func historyShared(e *env) {
 }
 
 // ledger records what the callers of one key know. Each of its arrays contains one number for
-// shared claims, and one for exclusive claims; see kindOf.
+// exclusive claims, and one for shared claims; see kindOf.
 type ledger struct {
 	mu      sync.Mutex // guards the fields below
 	claims  [2]int     // claims that may be in the store: not yet refused, and not yet released
 	begun   [2]int     // attempts so far
 	holders [2]int     // callers that hold the key
-	fence   uint64     // the largest fence so far
+	largest uint64     // the largest fence so far
 }
 
+// kindOf returns the index of exclusive or of shared claims in the arrays of a ledger.
 func kindOf(shared bool) int {
 	if shared {
 		return 1
@@ -50,16 +51,18 @@ func kindOf(shared bool) int {
 	return 0
 }
 
-// visit is one attempt at the key of a ledger, and the hold that follows.
+// visit is one attempt at the key of a ledger, and the hold that follows. The last three fields
+// say what the ledger contained when the attempt began.
 type visit struct {
 	*ledger
-	kind   int    // see kindOf
-	others int    // when the attempt began: the claims that could refuse it
-	begun  int    // when the attempt began: the attempts so far that could refuse it
-	least  uint64 // the largest fence when the attempt began
+	kind           int    // see kindOf
+	rivalsAtBegin  int    // the claims that could refuse the attempt
+	begunAtBegin   int    // the attempts of such claims so far, and this attempt if it is exclusive
+	largestAtBegin uint64 // the largest fence
 }
 
-// rivals returns how many claims exclude that of v. counts[k] is the number of claims of kind k.
+// rivals returns how many claims exclude the claim of v. counts[k] is the number of claims of kind
+// k. A shared claim excludes only exclusive claims. An exclusive claim excludes all others.
 func (v *visit) rivals(counts [2]int) int {
 	if v.kind == kindOf(true) {
 		return counts[kindOf(false)]
@@ -71,11 +74,13 @@ func (v *visit) rivals(counts [2]int) int {
 func (l *ledger) begin(shared bool) *visit {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	v := &visit{ledger: l, kind: kindOf(shared), least: l.fence}
-	v.others = v.rivals(l.claims)
+	v := &visit{ledger: l, kind: kindOf(shared), largestAtBegin: l.largest}
+	v.rivalsAtBegin = v.rivals(l.claims)
 	l.claims[v.kind]++
+
+	// Count this attempt before begunAtBegin is set, so that a later difference means another one.
 	l.begun[v.kind]++
-	v.begun = v.rivals(l.begun)
+	v.begunAtBegin = v.rivals(l.begun)
 	return v
 }
 
@@ -84,20 +89,24 @@ func (v *visit) got(fence uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	n := v.rivals(v.holders)
-	require(n == 0, "a grant (shared: %v) while %d others have the key", v.kind == kindOf(true), n)
+	isShared := v.kind == kindOf(true)
+	require(n == 0, "a grant (shared: %v) while %d others have the key", isShared, n)
 	v.holders[v.kind]++
 
-	// An exclusive hold must have the largest fence so far. Shared holds may be noted in any order.
-	least := v.fence
-	if v.kind == kindOf(true) {
-		least = v.least
+	// The fence of an exclusive hold must exceed all fences so far. The fence of a shared hold need
+	// only exceed the fences noted before its attempt, because callers note simultaneous shared
+	// grants in any order. A fence of zero means that the caller has not asked for a fence.
+	previous := v.largest
+	if isShared {
+		previous = v.largestAtBegin
 	}
-	require(fence == 0 || fence > least,
-		"fence %d (shared: %v) after %d", fence, v.kind == kindOf(true), least)
-	v.fence = max(v.fence, fence)
+	require(fence == 0 || fence > previous,
+		"fence %d (shared: %v) after %d", fence, isShared, previous)
+	v.largest = max(v.largest, fence)
 }
 
-// left no longer counts the caller as a holder, because the caller is about to release its hold.
+// left no longer counts the caller as a holder. The caller calls left before it releases its hold,
+// because the next caller may be granted the key before the release returns.
 func (v *visit) left() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -111,11 +120,13 @@ func (v *visit) over() {
 	v.claims[v.kind]--
 }
 
-// refused ends the try unless another claim may have been in the store during the attempt.
+// refused ends the try unless another claim, which excludes the claim of v, may have been in the
+// store during the attempt. Such a claim was there when the attempt began, or began later.
 func (v *visit) refused() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	require(v.others > 0 || v.rivals(v.ledger.begun) != v.begun,
+	laterRivals := v.rivals(v.begun) - v.begunAtBegin
+	require(v.rivalsAtBegin > 0 || laterRivals > 0,
 		"an attempt (shared: %v) was refused, although no other caller had asked for the key",
 		v.kind == kindOf(true))
 }
@@ -127,36 +138,40 @@ type users struct {
 	fenced bool          // half of the attempts ask for a fence
 	keep   time.Duration // the longest time between Lock and Unlock
 	keys   [2]string
-	ledger [2]*ledger
+	ledger [2]*ledger // the ledger of each key
 }
 
+// users returns users of two new keys.
 func (e *env) users(shared bool) *users {
-	c := &users{e: e, shared: shared, fenced: e.traits.Fenced, keys: [2]string{e.key(), e.key()},
+	u := &users{e: e, shared: shared, fenced: e.traits.Fenced, keys: [2]string{e.key(), e.key()},
 		ledger: [2]*ledger{{}, {}}}
 	if shared {
-		c.keep = 4 * time.Millisecond
+		u.keep = 4 * time.Millisecond // so that shared holds overlap
 	}
-	return c
+	return u
 }
 
 // draw returns a random key, its ledger, and whether the next attempt must be shared.
-func (c *users) draw() (key string, l *ledger, shared bool) {
-	k := rand.N(len(c.keys))
-	return c.keys[k], c.ledger[k], c.shared && rand.N(2) == 0
+func (u *users) draw() (key string, l *ledger, shared bool) {
+	k := rand.N(len(u.keys))
+	return u.keys[k], u.ledger[k], u.shared && rand.N(2) == 0
 }
 
-func (c *users) byDrivers(drivers []*driver) {
-	must(c.e.each(6, func(i int) {
+// byDrivers lets six callers use the keys by direct calls of the drivers.
+func (u *users) byDrivers(drivers []*driver) {
+	must(u.e.each(6, func(i int) {
 		for range 25 {
-			c.useDriver(drivers[i%len(drivers)])
+			u.useDriver(drivers[i%len(drivers)])
 		}
 	}))
 }
 
-func (c *users) useDriver(d *driver) {
-	key, l, shared := c.draw()
-	claim := c.e.claimOf(key, c.e.long)
-	claim.Fenced = c.fenced && rand.N(2) == 0
+// useDriver makes one attempt. If it is granted, useDriver sometimes renews the hold, and releases
+// it.
+func (u *users) useDriver(d *driver) {
+	key, l, shared := u.draw()
+	claim := u.e.claimOf(key, u.e.long)
+	claim.Fenced = u.fenced && rand.N(2) == 0
 	claim.Shared = shared
 	v := l.begin(shared)
 	defer v.over()
@@ -178,19 +193,22 @@ func (c *users) useDriver(d *driver) {
 	d.lost(claim, "a hold that was released")
 }
 
-func (c *users) byClients(clients []*hasp.Client) {
+// byClients lets nine callers use the keys through Clients, for about three seconds at most.
+func (u *users) byClients(clients []*hasp.Client) {
 	began := time.Now()
-	must(c.e.each(9, func(i int) {
+	must(u.e.each(9, func(i int) {
 		for n := 0; n < 20 && time.Since(began) < 3*time.Second; n++ {
-			c.useClient(clients[i%len(clients)])
+			u.useClient(clients[i%len(clients)])
 		}
 	}))
 }
 
-func (c *users) useClient(client *hasp.Client) {
-	key, l, shared := c.draw()
+// useClient calls TryLock or, less often, Lock. After a grant it keeps the hold for up to the time
+// in the field keep.
+func (u *users) useClient(client *hasp.Client) {
+	key, l, shared := u.draw()
 	var opts []hasp.Option
-	if c.fenced && rand.N(2) == 0 {
+	if u.fenced && rand.N(2) == 0 {
 		opts = append(opts, hasp.WithFence())
 	}
 
@@ -205,7 +223,7 @@ func (c *users) useClient(client *hasp.Client) {
 
 	v := l.begin(shared)
 	defer v.over()
-	lease, err := lock(c.e.ctx, key, opts...)
+	lease, err := lock(u.e.ctx, key, opts...)
 	if errors.Is(err, hasp.ErrHeld) {
 		v.refused()
 		return
@@ -213,10 +231,10 @@ func (c *users) useClient(client *hasp.Client) {
 
 	mustf(err, "Lock or TryLock by one of many callers")
 	v.got(lease.Fence())
-	if c.keep > 0 {
-		c.e.sleep(rand.N(c.keep))
+	if u.keep > 0 {
+		u.e.sleep(rand.N(u.keep))
 	}
 
 	v.left()
-	mustf(lease.Unlock(c.e.ctx), "Unlock by one of many callers")
+	mustf(lease.Unlock(u.e.ctx), "Unlock by one of many callers")
 }

@@ -42,9 +42,9 @@ func (d *driver) endsAt(key string, end time.Time) {
 }
 
 // notBefore ends the try if a key was granted too early. The argument at is the time of the grant.
-// It may precede the argument end by the drift: the store's clock may run at another speed.
+// It may precede the argument end by the drift, because the store's clock may run at another speed.
 func (e *env) notBefore(end, at time.Time) {
-	early := end.Sub(at) - backend.Drift(3*e.term)
+	early := end.Sub(at) - backend.Drift(3*e.term) // the longest time that callers of notBefore wait
 	require(early <= 0, "the key was granted %v before the end of KeepUntil", early)
 }
 
@@ -59,9 +59,12 @@ func (d *driver) keptHold(ttl, rest time.Duration) backend.Claim {
 	return c
 }
 
+// keepRefuses releases a key with KeepUntil. Until then the key must be refused, and be held for
+// Inspect and List. Then the key must be granted.
 func keepRefuses(e *env, a, b *driver) {
 	c := a.keptHold(3*e.term, 2*e.term)
 	for _, d := range []*driver{a, b} {
+		// On a slow machine the key may be free again before the attempt.
 		requireInTime(time.Until(c.KeepUntil) > e.term/2,
 			"%v until the end of KeepUntil", time.Until(c.KeepUntil))
 		d.refusal(c.Key, 2*e.term)
@@ -79,6 +82,7 @@ func keepRefuses(e *env, a, b *driver) {
 	b.endsAt(c.Key, c.KeepUntil)
 }
 
+// keepEnd ends a longer term sooner, and a shorter term later.
 func keepEnd(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{e.long, e.term} {
 		c := a.keptHold(ttl, 2*e.term)
@@ -86,13 +90,15 @@ func keepEnd(e *env, a, b *driver) {
 	}
 }
 
+// keepLoses renews and releases a hold again after its release with KeepUntil. Each call must
+// return ErrLost, and the key must still be taken until KeepUntil.
 func keepLoses(e *env, a, b *driver) {
 	c := a.keptHold(e.long, 2*e.term)
 	for _, d := range []*driver{a, b} {
 		must(is("renewal after a release with KeepUntil", d.renews(c), backend.ErrLost))
-		for _, end := range []time.Time{c.KeepUntil, {}} {
+		for _, keepUntil := range []time.Time{c.KeepUntil, {}} {
 			again := c
-			again.KeepUntil = end
+			again.KeepUntil = keepUntil
 			must(is("repeat of a release with KeepUntil", d.release(again), backend.ErrLost))
 		}
 	}
@@ -108,12 +114,15 @@ func keepPast(e *env, a, b *driver) {
 	}
 }
 
+// keepWait releases a key with KeepUntil while a caller waits. That caller must get the key at
+// KeepUntil, not before.
 func keepWait(e *env, a, b *driver) {
+	// KeepUntil ends the first term sooner, and the second one later.
 	for _, ttl := range []time.Duration{e.long, 2 * e.term} {
 		c := a.hold(ttl)
 		w := e.queue(c.Key, 1, a, b)[0]
 		c = keptFor(c, 3*e.term)
-		mustInTime(a.release(c), "release with KeepUntil")
+		mustInTime(a.release(c), "release with KeepUntil") // the second term may have ended
 		w.granted("Wait for a key that was released with KeepUntil")
 		e.notBefore(c.KeepUntil, time.Now())
 		w.use()

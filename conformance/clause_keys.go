@@ -40,6 +40,8 @@ func oddKeys(k string) []string {
 	}
 }
 
+// longKeys returns different keys of up to 1,000 bytes that a store confuses if it cuts long keys
+// at some length, or at one end.
 func longKeys(k string) []string {
 	long := (k + strings.Repeat("0123456789abcdef", 1000/16))[:999]
 	slashes := (k + strings.Repeat("/x", 500))[:999]
@@ -51,6 +53,8 @@ func longKeys(k string) []string {
 	}
 }
 
+// alikeKeys returns different keys that a store confuses if it folds case, trims white space, or
+// mistakes one key for the parent of another.
 func alikeKeys(k string) []string {
 	return []string{
 		k, k + ":", k + ":a", k + ":a:b", k + "-a", k + "a", k + "aa", k + "-b", k + "b",
@@ -61,7 +65,8 @@ func alikeKeys(k string) []string {
 }
 
 // keysApart takes all keys at the same time, each with a token of its own, and then releases them
-// one by one.
+// one by one. If the store confused two of the keys, the second would be refused, or a release
+// would free both.
 func (e *env) keysApart(keys []string) {
 	a := e.open()
 	b := e.open()
@@ -79,13 +84,16 @@ func (e *env) keysApart(keys []string) {
 		if e.inspector {
 			b.shows(cs[i], fences[i])
 		}
-		// Renew all keys here, at the same time, so that their terms outlast the rest of the clause.
+		// Renew all keys here, at the same time, so that their terms outlast the rest of the
+		// clause.
 		mustf(a.renews(cs[i]), "renew %s", brief(cs[i].Key))
 	}))
 
 	for i, c := range cs {
 		mustf(a.release(c), "release %s", brief(c.Key))
 		mustf(b.granted(c.Key), "%s after its release", brief(c.Key))
+
+		// The two keys that follow are similar, and must still be held.
 		for _, other := range cs[i+1 : min(i+3, len(cs))] {
 			mustf(b.refused(other.Key),
 				"%s after the release of %s", brief(other.Key), brief(c.Key))
@@ -129,10 +137,11 @@ func keysDerived(e *env, a, b *driver) {
 	before := a.take(c)
 
 	for _, key := range derivedKeys(c.Key) {
-		d := e.fencedIfCan(e.claimOf(key, e.long))
-		switch _, err := b.acquire(d); {
+		derived := e.fencedIfCan(e.claimOf(key, e.long))
+		_, err := b.acquire(derived)
+		switch {
 		case err == nil:
-			mustf(b.release(d), "release %q", key)
+			mustf(b.release(derived), "release %q", key)
 		case !errors.Is(err, backend.ErrHeld) && !errors.Is(err, backend.ErrInvalid):
 			fail("acquire %q: %w", key, err)
 		}
@@ -148,6 +157,7 @@ func keysDerived(e *env, a, b *driver) {
 	b.give(next)
 }
 
+// ownersOdd checks that a token of the same owner can neither take nor release a hold.
 func ownersOdd(e *env, a, b *driver) {
 	for _, owner := range []string{
 		"", "\x00", "a\x00b", "a\r\nb", "#", "a#b", "a:b/c%2F", "🔒", "\xff\xfe", `{"a":1}`,

@@ -21,6 +21,7 @@ var leftoverClauses = alone(given(entries, []clause{
 			"disappears by itself, even if no caller wants the key again."},
 }))
 
+// entries returns the entries that the store has now.
 func (e *env) entries() []string {
 	l, err := e.h.Entries(e.ctx, e.store)
 	hooked(err)
@@ -38,8 +39,8 @@ func (e *env) nothingSince(before []string) error {
 	return nil
 }
 
-// leftovers asks for long terms, so that the store does not expire leftovers before they are
-// counted.
+// leftovers makes calls that succeed, fail or are cancelled, and then lists the store's entries. It
+// asks for long terms, so that leftovers do not expire before that.
 func leftovers(e *env) {
 	before := e.entries()
 	c := e.newClient()
@@ -47,7 +48,7 @@ func leftovers(e *env) {
 	held := b.hold(e.long)
 
 	// Each caller gives up at another moment. Two thirds of the callers want the held key, and the
-	// others want free keys.
+	// others want free keys. Some that were refused also ask once more.
 	must(e.each(12, func(i int) {
 		ctx := e.endingAfter(time.Duration(i) * e.term / 12)
 		key := held.Key
@@ -80,13 +81,14 @@ func leftovers(e *env) {
 	must(e.nothingSince(before))
 }
 
-// giveUp begins a Wait for a held key, cancels it, and cleans up. A late command may take the key
-// after the first release, so the method abandon makes a second one.
+// giveUp begins a Wait for a held key, cancels it, and cleans up as the engine does. The place may
+// still be in the queue, whatever error the Wait returned, so giveUp releases the token. After an
+// unknown outcome a late command may take the key, so the method abandon releases the token again.
 func (e *env) giveUp(d *driver, key string) {
 	if e.waiter {
 		w := e.queue(key, 1, d, d)[0]
 		err := w.cancel()
-		_ = d.release(w.c) // as the engine does, because the place may still be in the queue
+		_ = d.release(w.c)
 		w.abandon(err)
 	}
 }
@@ -109,7 +111,8 @@ func leftoversClose(e *env) {
 	must(e.nothingSince(before))
 }
 
-// leftoversExpired takes holds of several kinds, and releases none of the exclusive ones.
+// leftoversExpired takes exclusive holds that expire or are broken, and shared holds that end in
+// several ways. What they leave in the store must disappear without a further call for their keys.
 func leftoversExpired(e *env) {
 	before := e.entries()
 	d := e.open()
@@ -120,7 +123,7 @@ func leftoversExpired(e *env) {
 		e.queued(d, held.Key, 1)
 		d.give(held)
 
-		// This may fail on a slow machine, if the hold expires before the driver confirms the hold.
+		// On a slow machine the hold may expire before the Wait returns.
 		mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
 	}
 
@@ -146,21 +149,23 @@ func leftoversExpired(e *env) {
 
 // leaveShared lets shared holds end in several ways, after callers that waited for them gave up.
 func (e *env) leaveShared(d *driver) {
+	// This hold expires alone.
 	d.join(e.key(), e.term)
 
+	// Of two holds of one key, the first is released, and the second expires. A Wait is cancelled
+	// before.
 	one := d.join(e.key(), e.long)
-	two := e.fencedIfCan(shared(e.claim(e.term)))
-	two.Key = one.Key
+	two := e.fencedIfCan(shared(e.claimOf(one.Key, e.term)))
 	d.take(two)
+	e.giveUp(d, one.Key)
+	d.give(one)
 
-	// This caller asks once and dies.
+	// This hold is released after a caller has asked once and died.
 	held := d.join(e.key(), e.long)
 	must(d.refuses(waiting(e.claimOf(held.Key, e.long))))
 	d.give(held)
 
-	e.giveUp(d, one.Key)
-	d.give(one)
-
+	// These two holds are broken.
 	if e.inspector {
 		broken := d.join(e.key(), e.long)
 		d.join(broken.Key, e.long)
@@ -180,12 +185,12 @@ var costClauses = alone(given(commands, []clause{
 // that drivers make in the background.
 func (e *env) costs(what string, n int, each float64, f func(i int)) {
 	count := func() int64 {
-		n, err := e.h.Commands(e.ctx, e.store)
+		calls, err := e.h.Commands(e.ctx, e.store)
 		hooked(err)
-		return n
+		return calls
 	}
 
-	// Subtract the calls that Commands itself makes.
+	// Find out how many calls Commands itself makes, to subtract these.
 	first := count()
 	own := count() - first
 	began := time.Now()
@@ -196,18 +201,21 @@ func (e *env) costs(what string, n int, each float64, f func(i int)) {
 
 	got := count() - before - own
 
-	// Allow for calls that keep connections alive.
+	// Allow for calls that keep connections alive: two, two more in each second, and 5 percent.
 	spare := 2 + 2*time.Since(began).Seconds() + 0.05*float64(n)*each
 	requireInTime(float64(got) <= float64(n)*each+spare,
 		"%d × %s: %d calls to the store, want %g", n, what, got, float64(n)*each)
 }
 
+// commandsPerOperation compares the calls that each operation takes with Harness.Cost, for many
+// holds. Half of the claims ask for a fence, if the driver has fences.
 func commandsPerOperation(e *env) {
 	const n = 40
 	d := e.open()
 	c := e.newClient()
 	cost := e.h.Cost
-	// To load scripts.
+
+	// These calls load scripts, so that no call for that is counted below.
 	for _, warm := range []backend.Claim{e.claim(e.long), e.fencedIfCan(e.claim(e.long))} {
 		d.take(warm)
 		must(d.refused(warm.Key))
@@ -232,22 +240,24 @@ func commandsPerOperation(e *env) {
 	})
 
 	if e.traits.MinHold {
-		const kept = n / 2
-		e.costs("Release with KeepUntil", kept, cost.Keep, func(i int) {
+		const half = n / 2 // the other half is released without KeepUntil
+		e.costs("Release with KeepUntil", half, cost.Keep, func(i int) {
 			d.give(keptFor(cs[i], e.term))
 		})
 
-		cs = cs[kept:]
+		cs = cs[half:]
 	}
 
 	e.costs("Release", len(cs), cost.Release, func(i int) { d.give(cs[i]) })
 
-	must(e.lockOnce(c, e.key()))
+	must(e.lockOnce(c, e.key())) // makes the Client's connections
 	e.costs("Lock and Unlock", n, cost.Acquire+cost.Release, func(int) {
 		must(e.lockOnce(c, e.key()))
 	})
 }
 
+// commandsWaiting compares the calls that several waiting callers of one Client take with
+// Cost.Waiting, which does not depend on their number.
 func commandsWaiting(e *env) {
 	d := e.open()
 	c := e.newClient()

@@ -46,6 +46,8 @@ func (e *env) cable() *Link {
 	return l
 }
 
+// linkOutage makes calls over a link that is Down or Hung. No call may then return a definite
+// error.
 func linkOutage(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -60,6 +62,7 @@ func linkOutage(e *env) {
 			return errOf(d.Acquire(ctx, e.claimOf(other.Key, e.long)))
 		},
 		"Release": func(ctx context.Context) error {
+			// This is another token, so the hold stays even if the request arrives after all.
 			return d.Release(ctx, e.claimOf(held.Key, e.long))
 		},
 		"Renew": func(ctx context.Context) error {
@@ -70,7 +73,7 @@ func linkOutage(e *env) {
 	if e.waiter {
 		calls["Wait"] = func(ctx context.Context) error {
 			c := e.claim(e.long)
-			c.Timeout = e.term
+			c.Timeout = e.term // how long the Wait may ride out an outage
 			return errOf(wait(ctx, d.Driver, c))
 		}
 	}
@@ -82,6 +85,8 @@ func linkOutage(e *env) {
 	}
 
 	for _, state := range []LinkState{Down, Hung} {
+		// The calls share one context, so that together they take about two terms. A call that
+		// begins after its end must also return an error of unknown outcome.
 		l.Set(state)
 		ctx := e.endingAfter(2 * e.term)
 		for what, call := range calls {
@@ -102,7 +107,8 @@ func linkOutage(e *env) {
 	d.give(held)
 }
 
-// recovers waits until each of the drivers works again after an outage.
+// recovers waits until each of the drivers works again after an outage: a call may still fail, or
+// take too long, while the driver connects anew.
 func (e *env) recovers(ds ...*driver) {
 	for _, d := range ds {
 		e.retry("a driver works when an outage is over", func() error {
@@ -117,12 +123,14 @@ func (e *env) recovers(ds ...*driver) {
 	}
 }
 
+// linkDeadline makes an Acquire, and then a Renew, over a slow link. If the driver counted the
+// deadline of the hold from the late reply, the next grant would come before that deadline.
 func linkDeadline(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
 	b := e.open()
 	for _, renewed := range []bool{false, true} {
-		c := e.claim(max(e.term, 3*Delay))
+		c := e.claim(max(e.term, 3*Delay)) // the reply must arrive before the term ends
 		call := d.acquire
 		if renewed {
 			d.take(c)
@@ -135,11 +143,12 @@ func linkDeadline(e *env) {
 		l.Set(Up)
 		mustInTime(err, "a call over a slow link")
 
-		_, err = b.succeedsAfter(until(g, c, called), c.Key)
+		_, err = b.succeedsAfter(deadlineOf(g, c, called), c.Key)
 		mustf(err, "with a reply that took %v", Delay)
 	}
 }
 
+// linkCutWaiter cuts off the first of two waiters, and releases the key.
 func linkCutWaiter(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -151,11 +160,10 @@ func linkCutWaiter(e *env) {
 	w := b.wants(c.Key)
 	e.queued(a, c.Key, 2)
 
-	// The waiter that is cut off is the first in the queue.
+	// These calls only take time, so that attempts that were sent before the link hung arrive while
+	// the key is held. An attempt that arrived after the release could get the key.
 	l.Set(Hung)
 	for range 3 {
-		// Waste some time, so that attempts that were sent before the link hung arrive while the
-		// key is held. An attempt that arrived after the release could get the key.
 		must(a.granted(e.key()))
 	}
 
@@ -165,7 +173,8 @@ func linkCutWaiter(e *env) {
 	l.Set(Up)
 	b.give(w.c)
 
-	// Either the Wait gets the key now, or it has timed out and leaves nothing behind.
+	// Either the first waiter gets the key now, or its Wait has timed out and leaves nothing
+	// behind.
 	cut.servedOrUnknown("Wait that was cut off")
 	must(b.grantedAtLast(c.Key))
 }

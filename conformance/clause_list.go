@@ -35,38 +35,40 @@ func (d *driver) listing(ctx context.Context, prefix string) iter.Seq2[backend.E
 
 // list returns the status of each key with the prefix. It ends the try if the list fails.
 func (d *driver) list(prefix string) map[string]backend.Status {
-	all, err := listed(d.listing(d.e.ctx, prefix))
+	byKey, err := listed(d.listing(d.e.ctx, prefix))
 	mustf(err, "list")
-	return all
+	return byKey
 }
 
-// statuses returns what Inspect and List report on key, if the driver has these methods.
+// statuses returns what Inspect and List report on key, if the driver has these methods. The names
+// of the calls are "inspect" and "list". If List does not yield the key, its status is empty.
 func (d *driver) statuses(key string) map[string]backend.Status {
-	all := map[string]backend.Status{}
+	byCall := map[string]backend.Status{}
 	if d.e.inspector {
-		all["inspect"] = d.inspect(key)
+		byCall["inspect"] = d.inspect(key)
 	}
 	if d.e.lister {
-		all["list"] = d.list(key)[key]
+		byCall["list"] = d.list(key)[key]
 	}
-	return all
+	return byCall
 }
 
-// listed collects the entries and the error of a list. It ends the try if that list goes on after
-// an error.
+// listed runs a loop over a list. It returns the status of each key, and the error of the list. It
+// ends the try if the list goes on after an error.
 func listed(list iter.Seq2[backend.Entry, error]) (map[string]backend.Status, error) {
-	all := map[string]backend.Status{}
-	last := error(nil)
+	byKey := map[string]backend.Status{}
+	var last error
 	for entry, err := range list {
 		require(last == nil, "List goes on after an error: %v", last)
-		if last = err; err == nil {
-			all[entry.Key] = entry.Status
+		last = err
+		if err == nil {
+			byKey[entry.Key] = entry.Status
 		} else {
 			require(entry.Key == "" && !entry.Held, "List yields %+v with an error", entry)
 		}
 	}
 
-	return all, last
+	return byKey, last
 }
 
 // keysFor returns n new keys, and the prefix that they share.
@@ -78,23 +80,26 @@ func (e *env) keysFor(n int) (prefix string, keys []string) {
 	return prefix, keys
 }
 
+// listPrefix lists keys by prefixes that look like patterns, and counts the keys.
 func listPrefix(e *env) {
 	d := e.open()
 	base := e.key()
-	// A driver that mistakes a prefix for a pattern also lists some keys without the prefix.
+
+	// If a driver mistook a prefix for a pattern, it would also list some keys without the prefix.
 	for _, name := range []string{
 		"*", "?", "[a-z]", "x", `\*`, "x/y", "", "hasp:{x}:lock:y", " \x00\xff", "%",
 	} {
 		d.take(e.claimOf(base+name, e.long))
 	}
 
+	// Each prefix has the number of the keys above that begin with it.
 	for prefix, want := range map[string]int{
 		"": 10, "*": 1, "?": 1, "[": 1, "[a-z]": 1, "x": 2, "x/": 1, `\`: 1, `\*`: 1, "hasp:{": 1,
 		" ": 1, "%": 1, "y": 0,
 	} {
-		all := d.list(base + prefix)
-		require(len(all) == want, "list by the prefix KEY%s: %d keys, want %d: %+v", prefix,
-			len(all), want, all)
+		got := d.list(base + prefix)
+		require(len(got) == want, "list by the prefix KEY%s: %d keys, want %d: %+v", prefix,
+			len(got), want, got)
 	}
 
 	// On Redis, the records of these two keys have names of different forms, because the first key
@@ -102,10 +107,12 @@ func listPrefix(e *env) {
 	odd := "hasp:{" + base
 	d.take(e.claimOf(odd+"}:lock:1", e.long))
 	d.take(e.claimOf(odd, e.long))
-	all := d.list(odd)
-	require(len(all) == 2 && all[odd].Held, "list by the prefix %q: %+v, want 2 keys", odd, all)
+	got := d.list(odd)
+	require(len(got) == 2 && got[odd].Held, "list by the prefix %q: %+v, want 2 keys", odd, got)
 }
 
+// listForeign lists a key that another strategy holds. List must yield the key with its owner if
+// Inspect shows the owner. Otherwise the driver cannot read the owner, and List may omit the key.
 func listForeign(e *env) {
 	this := e.open()
 	for _, o := range e.others() {
@@ -114,38 +121,42 @@ func listForeign(e *env) {
 		c := e.claimOf(keys[0], e.long)
 		other.take(c)
 		shows := this.inspect(c.Key).Owner != ""
-		all := this.list(prefix)
-		require(len(all) == 0 && !shows || len(all) == 1 && all[c.Key].Owner == c.Owner,
+		got := this.list(prefix)
+		mayOmit := len(got) == 0 && !shows
+		require(mayOmit || len(got) == 1 && got[c.Key].Owner == c.Owner,
 			"list of a key that %q holds with %s, and that Inspect shows with its owner: %t: %+v",
-			c.Owner, o.name, shows, all)
+			c.Owner, o.name, shows, got)
 	}
 }
 
+// listPages lists so many keys that the driver needs several calls to the store.
 func listPages(e *env) {
-	const n, at = 1100, 8 // the number of keys, and the number of goroutines that take these keys
+	const n = 1100
+	const goroutines = 8 // which take and release the keys
 	d := e.open()
 	prefix, keys := e.keysFor(n)
 	cs := make([]backend.Claim, n)
-	must(e.each(at, func(first int) {
-		for i := first; i < n; i += at {
+	must(e.each(goroutines, func(first int) {
+		for i := first; i < n; i += goroutines {
 			cs[i] = e.claimOf(keys[i], e.long)
 			d.take(cs[i])
 		}
 	}))
 
-	all := d.list(prefix)
+	got := d.list(prefix)
 	for _, key := range keys {
-		require(all[key].Held, "list of %d held keys: %q is missing", n, key)
+		require(got[key].Held, "list of %d held keys: %q is missing", n, key)
 	}
 
-	require(len(all) == n, "list of %d held keys: %d keys", n, len(all))
-	must(e.each(at, func(first int) {
-		for i := first; i < n; i += at {
+	require(len(got) == n, "list of %d held keys: %d keys", n, len(got))
+	must(e.each(goroutines, func(first int) {
+		for i := first; i < n; i += goroutines {
 			d.give(cs[i])
 		}
 	}))
 }
 
+// listStops ends the loops over some lists after the first entry. The driver must work after that.
 func listStops(e *env) {
 	d := e.open()
 	prefix, keys := e.keysFor(3)
@@ -160,15 +171,15 @@ func listStops(e *env) {
 	}
 
 	must(d.granted(e.key()))
-	all := d.list(prefix)
-	require(len(all) == 3, "list of 3 held keys, after a loop that ended early: %+v", all)
+	got := d.list(prefix)
+	require(len(got) == 3, "list of 3 held keys, after a loop that ended early: %+v", got)
 }
 
 func listLazy(e *env) {
 	d := e.open()
 	prefix, keys := e.keysFor(1)
 	d.take(e.claimOf(keys[0], e.long))
-	d.list(prefix) // loads scripts and makes connections
+	d.list(prefix) // loads scripts and makes connections, so that these calls are not counted
 	e.costs("List without a loop", 40, 0, func(int) { d.listing(e.ctx, prefix) })
 }
 
@@ -176,11 +187,12 @@ func listCancelled(e *env) {
 	d := e.open()
 	prefix, keys := e.keysFor(1)
 	d.take(e.claimOf(keys[0], e.long))
-	all, err := listed(d.listing(e.deadContext(), prefix))
+	got, err := listed(d.listing(e.deadContext(), prefix))
 	must(is("List with a context that was cancelled", err, context.Canceled))
-	require(len(all) == 0, "List with a context that was cancelled yields %+v", all)
+	require(len(got) == 0, "List with a context that was cancelled yields %+v", got)
 }
 
+// listClient lists a lock and a slot of another lock by a Client with a prefix.
 func listClient(e *env) {
 	prefix, keys := e.keysFor(2)
 	c := e.client(e.openOwn(e.h.Open, e.store), hasp.Options{Prefix: prefix})
@@ -191,7 +203,7 @@ func listClient(e *env) {
 	var got []string
 	for entry, err := range c.List(e.ctx, "") {
 		must(err)
-		if !slices.Contains(got, entry.Key) {
+		if !slices.Contains(got, entry.Key) { // List may yield a key twice
 			got = append(got, entry.Key)
 		}
 	}
@@ -220,40 +232,46 @@ var closeClauses = []clause{
 		why: "After Close no goroutine of the driver is left."},
 }
 
+// inspectHolder compares what Inspect and List report on a key before its first hold, during the
+// hold, after the release, and after the end of a later hold's term.
 func inspectHolder(e *env, a, b *driver) {
 	c := e.fencedIfCan(e.claim(e.long))
-	isFree := func(when string) {
+	mustBeFree := func(when string) {
 		for call, s := range b.statuses(c.Key) {
 			require(!s.Held, "%s of a key that %s: %+v", call, when, s)
 		}
 		require(!e.lister || len(b.list(c.Key)) == 0, "list has a key that %s", when)
 	}
-	isBlank := func(when string) {
-		isFree(when)
+	mustBeBlank := func(when string) {
+		mustBeFree(when)
 		for call, s := range b.statuses(c.Key) {
 			require(s.Owner == "" && s.TTL == 0 && len(s.Waiters) == 0,
 				"%s of a key that %s: %+v", call, when, s)
 		}
 	}
 
-	isBlank("was never held")
+	mustBeBlank("was never held")
 	g := a.take(c)
 	for call, s := range b.statuses(c.Key) {
 		matches(call, s, c, g.Fence)
 		require(len(s.Waiters) == 0 && len(s.Shared) == 0,
 			"%s of a key that no other caller wants: %+v", call, s)
-		isWhole := s.Owner == c.Owner && s.Fence == g.Fence
-		require(isWhole || call != "list", "list: %+v, want owner %q and fence %d", s, c.Owner,
+
+		// Inspect may leave out the owner and the fence, but List may not.
+		isComplete := s.Owner == c.Owner && s.Fence == g.Fence
+		require(isComplete || call != "list", "list: %+v, want owner %q and fence %d", s, c.Owner,
 			g.Fence)
 	}
 
 	a.give(c)
-	isBlank("was released")
+	mustBeBlank("was released")
 	a.take(e.claimOf(c.Key, e.term))
 	a.outlast(e.term)
-	isFree("has expired")
+	mustBeFree("has expired") // but may still have an owner, until the store removes the record
 }
 
+// inspectWaiters compares the owners of three waiters with the waiters that Inspect and List
+// return.
 func inspectWaiters(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	var owners []string
@@ -265,9 +283,11 @@ func inspectWaiters(e *env, a, b *driver) {
 	}
 }
 
+// breakFrees breaks keys that are free, held, and held shared. The holders must get ErrLost, and
+// other tokens must get the keys.
 func breakFrees(e *env, a, b *driver) {
 	c := e.claim(e.long)
-	b.breakKey(c.Key)
+	b.breakKey(c.Key) // the key is free, which is not an error
 	a.take(c)
 	b.breakKey(c.Key)
 
@@ -277,7 +297,7 @@ func breakFrees(e *env, a, b *driver) {
 	mustf(a.refused(c.Key), "after a late release of a hold that was broken")
 	b.give(next)
 
-	b.breakKey(c.Key)
+	b.breakKey(c.Key) // the key is free again
 	must(a.granted(c.Key))
 	if !e.traits.Shared {
 		return
@@ -298,13 +318,14 @@ func breakWakes(e *env, a, b *driver) {
 	w.served("Wait for a key that was broken")
 }
 
+// closeLeavesNothing opens, uses and closes a driver. The goroutines that this starts must end.
 func closeLeavesNothing(e *env) {
 	use := func() {
 		d := e.open()
 		c := d.hold(e.long)
 		if e.waiter {
 			w := d.wants(c.Key)
-			e.sleep(e.term / 8)
+			e.sleep(e.term / 8) // so that the Wait has asked for the key
 			w.cancel()
 		}
 
@@ -313,7 +334,8 @@ func closeLeavesNothing(e *env) {
 		must(d.Close())
 	}
 
-	// The first use may start goroutines of libraries that last as long as the program.
+	// Some libraries start goroutines once that last as long as the program. This first use starts
+	// these, so that they do not count as left behind.
 	use()
-	must(e.leaves(func() { use(); use() }))
+	must(e.leaves(use))
 }

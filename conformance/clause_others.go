@@ -29,11 +29,13 @@ var otherClauses = given(others, []clause{
 			"and their fences grow."},
 })
 
+// other is a strategy, by its name in the messages.
 type other struct {
 	name string
 	open opener
 }
 
+// others returns the strategies in Harness.Others, in the order of their names.
 func (e *env) others() (all []other) {
 	for _, name := range slices.Sorted(maps.Keys(e.h.Others)) {
 		all = append(all, other{name, e.h.Others[name]})
@@ -61,7 +63,8 @@ func (e *env) pairs(f func(e *env, a, b other)) {
 	}))
 }
 
-// othersExclude checks that the second strategy does not get a key that the first one holds.
+// othersExclude checks that the second strategy does not get a key that the first one holds. After
+// a release and after the end of a term it gets the key, and then keeps out the first one.
 func othersExclude(e *env, first, second other) {
 	a := e.openBy(first.open, e.store)
 	b := e.openBy(second.open, e.store)
@@ -84,7 +87,8 @@ func othersExclude(e *env, first, second other) {
 	b.give(next)
 }
 
-// shutOut lets d acquire, renew and release key. It ends the try unless all three are refused.
+// shutOut lets d renew, release and acquire key, with a fence if d has fences, and without. It ends
+// the try unless all these calls are refused.
 func (d *driver) shutOut(key string) {
 	c := d.e.claimOf(key, d.e.long)
 	d.lost(c, "another's hold")
@@ -100,7 +104,7 @@ func othersBreak(e *env, first, second other) {
 	a := e.openBy(first.open, e.store)
 	b := e.openBy(second.open, e.store)
 	if _, ok := b.Driver.(backend.Inspector); !ok {
-		return
+		return // the second strategy has no Break
 	}
 
 	c := a.hold(e.long)
@@ -108,7 +112,7 @@ func othersBreak(e *env, first, second other) {
 
 	waits := []<-chan error{e.locks(e.clientBy(first.open), c.Key),
 		e.locks(e.clientBy(second.open), c.Key)}
-	e.sleep(e.term / 8)
+	e.sleep(e.term / 8) // so that both callers have asked for the key
 	b.breakKey(c.Key)
 	for _, done := range waits {
 		must(e.arrives("Lock of a key that was broken by another strategy", done))
@@ -132,11 +136,13 @@ func othersShared(e *env, first, second other) {
 		c.Shared = isShared
 		a.take(c)
 		mustf(b.refused(key), "a key of %s, shared: %t", first.name, isShared)
-		other := e.claimOf(key, e.long)
-		b.lost(other, "another's hold")
+		stranger := e.claimOf(key, e.long)
+		b.lost(stranger, "another's hold")
 
 		if b.Traits().Shared {
-			b.lost(shared(other), "another's hold")
+			b.lost(shared(stranger), "another's hold")
+
+			// Strategies that share one record may hold the key shared together. Others may not.
 			joined := e.joinsOther(a, b, c)
 			require(isShared || !joined, "a shared hold of %s beside %s", second.name, first.name)
 		}
@@ -147,8 +153,9 @@ func othersShared(e *env, first, second other) {
 	}
 }
 
-// joinsOther reports whether driver b, of another strategy, gets a shared hold beside c. If so, a
-// release of that hold must leave c, and the hold must keep other callers out.
+// joinsOther reports whether driver b, of another strategy, gets a shared hold beside c, which
+// driver a holds. If so, joinsOther checks that exclusive claims are refused, and releases the hold
+// of b. The caller must then check that c still has its hold.
 func (e *env) joinsOther(a, b *driver, c backend.Claim) bool {
 	next := shared(e.claimOf(c.Key, e.long))
 	if err := errOf(b.acquire(next)); err != nil {
@@ -161,18 +168,20 @@ func (e *env) joinsOther(a, b *driver, c backend.Claim) bool {
 	return true
 }
 
+// othersHistory lets callers of all strategies use two keys. They ask for fences only if all
+// strategies have fences.
 func othersHistory(e *env) {
 	var drivers []*driver
 	var clients []*hasp.Client
-	c := e.users(false)
-	c.keep = 4 * time.Millisecond
+	u := e.users(false)
+	u.keep = 4 * time.Millisecond // so that other strategies find the key held
 	for _, o := range e.strategies() {
 		d := e.openBy(o.open, e.store)
 		drivers = append(drivers, d)
 		clients = append(clients, e.clientBy(o.open))
-		c.fenced = c.fenced && d.Traits().Fenced
+		u.fenced = u.fenced && d.Traits().Fenced
 	}
 
-	c.byDrivers(drivers)
-	c.byClients(clients)
+	u.byDrivers(drivers)
+	u.byClients(clients)
 }

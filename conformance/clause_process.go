@@ -29,9 +29,13 @@ var processClauses = []clause{
 			"renewals and its Unlock do not affect the successor."},
 }
 
+// reach asks for a held key in another process. The key must be refused there, unless the driver
+// reaches only this process.
 func reach(e *env) {
 	c := e.open().hold(e.long)
 	err := e.spawn().do("acquire", e.claimOf(c.Key, e.long))
+
+	// A driver that claims less than it does would also fail.
 	if e.traits.Reach == backend.Process {
 		require(!errors.Is(err, backend.ErrHeld),
 			"a key that is held is refused to another process by a driver whose Reach is Process")
@@ -40,8 +44,9 @@ func reach(e *env) {
 	must(is("acquire in another process a key that is held", err, backend.ErrHeld))
 }
 
-// turns locks key repeatedly, and makes a directory while it holds key. A second holder at the same
-// time cannot make that directory, so the call of turns by the second holder returns an error.
+// turns locks key the given number of times, and makes a directory while it holds key. A second
+// holder at the same time cannot make that directory, so the call of turns by the second holder
+// returns an error. turns also returns an error if it has not locked key so often within term.
 func turns(
 	ctx context.Context, c *hasp.Client, key, dir string, times int, term time.Duration,
 ) error {
@@ -52,9 +57,11 @@ func turns(
 			return err
 		}
 
-		if err := os.Mkdir(inside, 0o700); errors.Is(err, fs.ErrExist) {
+		err = os.Mkdir(inside, 0o700)
+		if errors.Is(err, fs.ErrExist) {
 			return errors.New("two processes hold one key")
-		} else if err != nil {
+		}
+		if err != nil {
 			return err
 		}
 		time.Sleep(time.Millisecond) // so that other processes try to lock the key
@@ -70,6 +77,7 @@ func turns(
 	return nil
 }
 
+// processExclusion lets this process and three children take turns with one key.
 func processExclusion(e *env) {
 	dir, err := os.MkdirTemp("", "hasp-conformance-")
 	must(err)
@@ -82,35 +90,40 @@ func processExclusion(e *env) {
 	must(e.each(len(children), func(i int) { children[i] = e.spawn() }))
 
 	must(e.each(len(children)+1, func(i int) {
-		if i == len(children) {
+		if i == len(children) { // the last turns are those of this process
 			must(turns(e.ctx, own, key, dir, times, e.long))
 			return
 		}
 
 		// Do not use the method arrives, because the request may take longer than that method
-		// waits. The request ends after its term.
+		// waits. The child ends the request itself, about a term after its start.
 		must(<-children[i].begin(request{Op: "turns", Claim: e.claimOf(key, e.long), Dir: dir,
 			Times: times}))
 	}))
 }
 
+// processKilledHolder kills a process while it holds a key and renews the hold.
 func processKilledHolder(e *env) {
-	c := e.newClient()
+	client := e.newClient()
 	b := e.open()
 	p := e.spawn()
 	held := e.claim(e.term)
 	must(p.do("lock", held))
 	b.outlast(e.term)
 	err := b.refused(held.Key)
+
+	// If the key is free because the lease has ended, the renewals of the child were too slow.
 	requireInTime(err == nil || p.do("err", held) == nil, "no renewal for a term of %v", e.term)
 	mustf(err, "while the holder renews")
 
-	done := e.locks(c, held.Key)
+	done := e.locks(client, held.Key)
 	p.Kill()
 	must(e.open().grantedAtLast(held.Key)) // this driver has not seen the holder alive
 	must(e.arrives("Lock of a key whose holder was killed", done))
 }
 
+// processStoppedHolder stops a process that holds a key, lets a successor take the key, and lets
+// the process go on.
 func processStoppedHolder(e *env) {
 	b := e.open()
 	p := e.spawn()
@@ -130,7 +143,7 @@ func processStoppedHolder(e *env) {
 	must(is("Unlock of a lease whose process was stopped past its term", p.do("unlock", held),
 		hasp.ErrLost))
 
-	b.outlast(e.term)
+	b.outlast(e.term) // so that late renewals by the process arrive
 	mustf(b.renews(next), "renewal by the successor of a process that was stopped")
 	b.give(next)
 }

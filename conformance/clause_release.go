@@ -39,29 +39,33 @@ func (e *env) lostHolds(what string, call func(d *driver, c backend.Claim) error
 	beforeLong := a.hold(e.term)
 	beforeShort := a.hold(e.term)
 
-	// When the holds beforeLong and beforeShort have ended, the hold in the variable expired has
-	// also ended, because that hold began earlier with the same term.
+	// Wait until beforeLong and beforeShort have ended and have successors. Then the hold in the
+	// variable expired has also ended, because it began earlier with the same term.
 	long := b.succeed(beforeLong.Key, e.long)
 	short := b.succeed(beforeShort.Key, e.term)
 	for state, c := range map[string]backend.Claim{
 		"never was": never, "was released": released, "has expired": expired,
 		"expired before a long hold": beforeLong, "expired before a short hold": beforeShort,
 	} {
-		c.TTL = e.long
+		c.TTL = e.long // a renewal would prolong the hold of the short successor
 		must(is(what+" of a hold that "+state, call(a, c), backend.ErrLost))
 	}
 
 	mustf(a.refused(long.Key), "after a late %s by the previous holder", what)
 	mustf(b.release(long), "release by the successor after a late %s by the previous holder", what)
+
+	// All keys must become free: none was taken, and the term of the short successor was not
+	// prolonged. After a loss a store may refuse the key to every caller for a while.
 	for _, c := range []backend.Claim{never, released, expired, short} {
-		// After a loss a store may refuse the key to every caller for a while.
 		mustf(b.grantedAtLast(c.Key), "after a late %s", what)
 	}
 }
 
+// releaseForGood lets a successor take a key that was released before the end of its term. The end
+// of that term must not affect the successor.
 func releaseForGood(e *env, a, b *driver) {
 	c := a.hold(e.term)
-	mustInTime(a.release(c), "release by its holder")
+	mustInTime(a.release(c), "release by its holder") // the term may have ended
 	next := e.claimOf(c.Key, e.long)
 	b.take(next)
 
@@ -71,6 +75,8 @@ func releaseForGood(e *env, a, b *driver) {
 	b.give(next)
 }
 
+// tokenWhole renews and releases a hold with tokens that resemble its token. Each call must return
+// ErrLost, and the hold must last.
 func tokenWhole(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	for what, token := range map[string]string{
@@ -93,23 +99,28 @@ func tokenWhole(e *env, a, b *driver) {
 	a.give(c)
 }
 
-// tokenAnyDriver calls the drivers without the handles of their grants.
+// tokenAnyDriver calls the drivers without the handles of their grants: the driver that acquired
+// the key, another driver, and another driver after the first one is closed.
 func tokenAnyDriver(e *env, a, b *driver) {
 	for i, d := range []*driver{a, b, b} {
 		c := a.hold(e.long)
 		if i == 2 {
 			must(a.Close())
 		}
+
+		// The methods renew and release of driver would pass the handle.
 		ctx, cancel := d.soon()
 		mustf(errOf(renewBy(ctx, d.Driver, c)), "renewal without a handle, in round %d", i)
 		mustf(d.Release(ctx, c), "release without a handle, in round %d", i)
 		cancel()
 
-		isFree := b.granted
+		// Driver b gets the key immediately after its own release. After a release by driver a, it
+		// may take several attempts.
+		acquire := b.granted
 		if d == a {
-			isFree = b.grantedAtLast
+			acquire = b.grantedAtLast
 		}
-		mustf(isFree(c.Key), "after a release without a handle, in round %d", i)
+		mustf(acquire(c.Key), "after a release without a handle, in round %d", i)
 	}
 }
 
@@ -127,6 +138,8 @@ var renewClauses = []clause{
 			"also when its context ends."},
 }
 
+// renewNeverShortens renews long holds for a short term. After the short term they must still
+// exist.
 func renewNeverShortens(e *env, a, b *driver) {
 	one := a.hold(e.long)
 	short := one
@@ -161,6 +174,8 @@ type answers struct {
 	wrong error      // describes a call of done that Renew must not make
 }
 
+// renewAll renews cs in one call, and records the answers. It passes the handles that were noted
+// for the tokens of cs, and notes the new handles.
 func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
 	a := &answers{errs: slices.Repeat([]error{errUnanswered}, len(cs))}
 	noted := make([]backend.Claim, len(cs))
@@ -168,6 +183,7 @@ func renewAll(ctx context.Context, d *driver, cs []backend.Claim) *answers {
 		noted[i] = d.noted(c)
 	}
 
+	// A call of done may be wrong. Only the last wrong call is kept.
 	d.Renew(ctx, noted, func(i int, g backend.Grant, err error) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -199,8 +215,8 @@ func (a *answers) check() {
 	must(a.wrong)
 }
 
-// renewMany renews holds, and keys that other tokens hold, in one batch. Of every eight claims, the
-// last four are shared.
+// renewMany renews holds, and keys that other tokens hold, in one batch. Of every four claims, the
+// first and the last have holds. Of every eight claims, the last four are shared.
 func renewMany(e *env, a, b *driver) {
 	cs := make([]backend.Claim, 60)
 	holds := func(i int) bool { return i%4 == 0 || i%4 == 3 }
@@ -209,15 +225,17 @@ func renewMany(e *env, a, b *driver) {
 		// Take a long hold, so that it still exists when the batch is sent.
 		cs[i] = e.claim(e.long)
 		cs[i].Shared = e.traits.Shared && i%8 >= 4
-		switch {
-		case i%4 == 1:
+		switch i % 4 {
+		case 1:
 			cs[i].Key = cs[i-1].Key // held by another token of the batch
-		case i%4 == 2:
+		case 2:
 			other := cs[i]
 			other.Token = e.claim(e.long).Token
-			b.take(other)
-		case cs[i].Shared && i%4 == 3:
-			cs[i].Key = cs[i-3].Key // two holds of one key
+			b.take(other) // held by a token that is not in the batch
+		case 3:
+			if cs[i].Shared {
+				cs[i].Key = cs[i-3].Key // two holds of one key
+			}
 		}
 		if holds(i) {
 			a.take(cs[i])
@@ -226,7 +244,7 @@ func renewMany(e *env, a, b *driver) {
 
 	renewAll(e.ctx, a, nil).check() // an empty batch
 	got := renewAll(e.endingAfter(e.patience), a, cs)
-	a.outlast(e.term)
+	a.outlast(e.term) // so that late calls of done arrive
 	got.check()
 
 	for i := range cs {
@@ -247,6 +265,7 @@ func renewMany(e *env, a, b *driver) {
 	got = renewAll(e.endingAfter(e.patience), a, cs)
 	a.outlast(e.term)
 	for i, c := range cs {
+		// On a slow machine the term may have ended before the renewal.
 		requireInTime(!errors.Is(got.errs[i], backend.ErrLost),
 			"claim %d of %d was lost before its renewal", i, len(cs))
 		mustf(b.refused(c.Key), "claim %d of %d was renewed for %v (answer: %v), and after %v", i,

@@ -33,8 +33,8 @@ var restartClauses = alone([]clause{
 		why:   "Fences still grow after a restart of a store that has lost its data."},
 })
 
-// down stops the store. A call of the function up starts the store again. Without such a call, the
-// end of the try starts the store.
+// down stops the store. A call of the function up starts the store again, with its data or without.
+// Without such a call, the end of the try starts the store, with its data if the hook can do that.
 func (e *env) down() (up func(data bool)) {
 	hooked(e.h.Stop(e.ctx, e.store))
 	stopped := true
@@ -51,8 +51,10 @@ func (e *env) down() (up func(data bool)) {
 	return func(data bool) { hooked(e.h.Start(e.ctx, e.store, data)); stopped = false }
 }
 
+// restart stops the store, and starts it again with its data or without.
 func (e *env) restart(data bool) { e.down()(data) }
 
+// restartWithData checks that a hold lasts over a restart of a store that keeps its data.
 func restartWithData(e *env, a, b *driver) {
 	c := a.hold(e.long)
 
@@ -72,6 +74,8 @@ func restartWithoutData(e *env, a, b *driver) {
 	mustf(b.grantedAtLast(c.Key), "after the store has lost its data")
 }
 
+// restartWaiter restarts the store, with its data if the hook can do that, while a caller waits.
+// The Wait must get the key or report an unknown outcome.
 func restartWaiter(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	w := e.queue(c.Key, 1, a, b)[0]
@@ -95,6 +99,8 @@ func restartWaiter(e *env, a, b *driver) {
 	must(a.grantedAtLast(c.Key))
 }
 
+// fenceOver restarts the store, with its data or without. The next fence must be larger than those
+// before the restart.
 func (e *env) fenceOver(data bool) {
 	d := e.open()
 	f := e.fences()
@@ -107,6 +113,8 @@ func (e *env) fenceOver(data bool) {
 	f.take(fmt.Sprintf("after a restart, data kept: %v", data), d)
 }
 
+// flushUnnoticed makes the store drop its scripts before each call. Each call must still work. If
+// the driver has fences, claims with a fence follow, because these may need other scripts.
 func flushUnnoticed(e *env) {
 	d := e.open()
 	drop := func() { hooked(e.h.Flush(e.ctx, e.store)) }
@@ -132,7 +140,7 @@ func flushUnnoticed(e *env) {
 			drop()
 			d.give(c)
 			w.granted("Wait")
-			c = next
+			c = next // the hold of the Wait
 		}
 
 		drop()
@@ -146,8 +154,8 @@ func flushUnnoticed(e *env) {
 	}
 }
 
-// kickRiddenOut ends the drivers' connections. Some of these are idle, and waits and renewals use
-// the others.
+// kickRiddenOut ends the drivers' connections. Some of these are idle. Others are in use by a Wait,
+// by a Lock that waits, and by the renewals of a lease.
 func kickRiddenOut(e *env, a, b *driver) {
 	holder := e.newClient()
 	waiting := e.newClient()
@@ -156,13 +164,13 @@ func kickRiddenOut(e *env, a, b *driver) {
 	for range 3 {
 		c := a.hold(e.long)
 		k := a.hold(e.long)
-		var w *wanted
+		var w *pendingWait
 		if e.waiter {
 			w = e.queue(c.Key, 1, a, b)[0]
 		}
 
 		locked := e.locks(waiting, k.Key)
-		e.sleep(e.term / 8)
+		e.sleep(e.term / 8) // so that the Lock has asked for the key
 
 		hooked(e.h.Kick(e.ctx, e.store))
 		e.recovers(a, b)
@@ -181,6 +189,7 @@ func kickRiddenOut(e *env, a, b *driver) {
 		}
 	}
 
+	// On a slow machine the lease may end before its renewal, because its term is short.
 	mustInTime(lease.Err(), "a lease whose Client's connections ended")
 	mustInTime(lease.Unlock(e.ctx), "Unlock")
 }

@@ -70,11 +70,13 @@ func (d *driver) refusesShared(key string) error {
 	return d.refuses(shared(d.e.claimOf(key, d.e.long)))
 }
 
+// sharedExcludes lets driver a hold the key shared, and then not shared. Claims of the other kind
+// by the same and by another driver must be refused.
 func sharedExcludes(e *env, a, b *driver, key string) {
 	for _, d := range []*driver{a, b} {
-		r := a.join(key, e.long)
+		reader := a.join(key, e.long)
 		mustf(d.refused(key), "a key with a shared hold")
-		a.give(r)
+		a.give(reader)
 
 		c := e.claimOf(key, e.long)
 		a.take(c)
@@ -84,6 +86,7 @@ func sharedExcludes(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedError checks that the refusal says whether the key is held shared.
 func sharedError(e *env, a, b *driver, key string) {
 	for _, isShared := range []bool{true, false} {
 		c := e.claimOf(key, e.long)
@@ -98,6 +101,8 @@ func sharedError(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedWait waits for a key with two shared holds. The first is released. Then the second is also
+// released, or it expires. A shared Wait for the same key follows.
 func sharedWait(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{e.long, e.term} {
 		key := e.key()
@@ -105,24 +110,23 @@ func sharedWait(e *env, a, b *driver) {
 		two := a.join(key, ttl)
 		w := e.queue(key, 1, a, b)[0]
 		a.give(one)
-		if ttl == e.long {
+		if ttl == e.long { // a hold with the shorter term ends by itself
 			w.stillWaits("Wait for a key with a shared hold")
 			a.give(two)
 		}
 
 		w.granted("Wait for a key that was held shared")
 
-		r := a.want(shared(e.claimOf(key, e.long)))
+		reader := a.want(shared(e.claimOf(key, e.long)))
 		e.queued(a, key, 1)
-		r.stillWaits("shared Wait for a key that is held")
-		b.keep(w.c)
-		b.give(w.c)
-		r.served("shared Wait for a key that was released")
+		reader.stillWaits("shared Wait for a key that is held")
+		w.use()
+		reader.served("shared Wait for a key that was released")
 	}
 }
 
-// stillWaits sleeps for a moment. If the Wait has ended after that moment, the try ends.
-func (w *wanted) stillWaits(what string) {
+// stillWaits sleeps for a moment. If the Wait has ended by then, the try ends.
+func (w *pendingWait) stillWaits(what string) {
 	w.d.e.sleep(w.d.e.term / 8)
 	select {
 	case err := <-w.done:
@@ -132,7 +136,9 @@ func (w *wanted) stillWaits(what string) {
 }
 
 // readersOf lets two drivers hold key together, until the function stop is called or the try ends.
-// A driver asks for its next hold before it releases one, and repeats refused attempts.
+// A driver asks for its next hold before it releases one, so that the key is never free while
+// shared claims are granted. If the next hold is refused, because a writer waits, the driver asks
+// again until it gets the hold. The function stop returns the errors of both drivers.
 func (e *env) readersOf(key string) (stop func() error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	var ends []<-chan error
@@ -167,6 +173,8 @@ func (e *env) readersOf(key string) (stop func() error) {
 	}
 }
 
+// sharedWriter lets a writer ask for a key while readers keep coming. The writer waits or, if the
+// driver cannot wait, asks again with a new token each time, as the engine does.
 func sharedWriter(e *env) {
 	a := e.open()
 	key := e.key()
@@ -175,7 +183,10 @@ func sharedWriter(e *env) {
 		a.wants(key).served("Wait while readers keep coming")
 	} else {
 		c := waiting(e.claimOf(key, e.long))
-		_, _, err := a.seize(func() backend.Claim { c.Token = e.claimOf(key, e.long).Token; return c })
+		_, _, err := a.seize(func() backend.Claim {
+			c.Token = e.claimOf(key, e.long).Token
+			return c
+		})
 		mustf(err, "acquire with WillRetry while readers keep coming")
 		a.keep(c)
 		a.give(c)
@@ -188,7 +199,7 @@ func sharedWriter(e *env) {
 // has left in the store.
 func sharedWriterGone(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
-	if !e.traits.Ordered {
+	if !e.traits.Ordered { // the callers of an Ordered driver use Wait, so it may ignore WillRetry
 		must(b.refuses(waiting(e.claimOf(key, e.long))))
 		mustf(b.joinsAtLast(key), "after a caller with WillRetry died")
 	}
@@ -200,10 +211,12 @@ func sharedWriterGone(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedInspect compares what Inspect and List report on a key with three shared holds, and again
+// after the release of each.
 func sharedInspect(e *env, a, b *driver, key string) {
 	cs := []backend.Claim{a.join(key, e.long), b.join(key, e.long/2), a.join(key, e.long/2)}
 	for len(cs) > 0 {
-		var want []string
+		var want []string // the owners of the present holds
 		for _, c := range cs {
 			want = append(want, c.Owner)
 		}
@@ -216,7 +229,7 @@ func sharedInspect(e *env, a, b *driver, key string) {
 			require(s.Owner == "" && s.Since.IsZero(),
 				"%s of a key with shared holds: owner %q, since %v", call, s.Owner, s.Since)
 
-			// The hold with the longest term is released last.
+			// The longest term is always e.long, because its hold is released last.
 			require(s.TTL > e.long/2+time.Second && s.TTL <= e.long+time.Second,
 				"%s of a key with shared holds: %v left, want the longest term, which began with %v",
 				call, s.TTL, e.long)
@@ -233,6 +246,8 @@ func sharedInspect(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedUnclaimed makes shared claims with a driver that is not Shared by its Traits. Such a driver
+// must treat them as exclusive.
 func sharedUnclaimed(e *env, a, b *driver) {
 	c := shared(e.claim(e.long))
 	a.take(c)
@@ -273,7 +288,7 @@ func sharedTerms(e *env) {
 			mustInTime(b.renews(short), "renewal of a shared hold of %v", e.term)
 			once := long
 			once.TTL = e.term
-			a.keep(once)
+			a.keep(once) // must not shorten the term
 		}
 
 		a.outlast(e.term)
@@ -289,6 +304,8 @@ func sharedTerms(e *env) {
 	}))
 }
 
+// sharedRenewRaises renews a short hold for a long term while a longer hold exists, and releases
+// the longer hold after the short term.
 func sharedRenewRaises(e *env, a, b *driver) {
 	c := a.join(e.key(), e.term)
 	other := b.join(c.Key, e.long)
@@ -302,6 +319,7 @@ func sharedRenewRaises(e *env, a, b *driver) {
 	a.give(c)
 }
 
+// sharedKeep releases two shared holds with a KeepUntil, which must have no effect.
 func sharedKeep(e *env, a, b *driver, key string) {
 	for range 2 {
 		one := a.join(key, e.long)
@@ -313,11 +331,13 @@ func sharedKeep(e *env, a, b *driver, key string) {
 	}
 }
 
+// sharedWaitTogether lets four shared Waits wait for one key. After its release all must get it,
+// and the key must be refused to others until the last has released it.
 func sharedWaitTogether(e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	a := e.open()
 	c := a.hold(e.long)
-	ws := make([]*wanted, 4)
+	ws := make([]*pendingWait, 4)
 	for i := range ws {
 		ws[i] = drivers[i%2].want(shared(e.claimOf(c.Key, e.long)))
 		e.queued(a, c.Key, i+1)
@@ -336,10 +356,11 @@ func sharedWaitTogether(e *env) {
 	must(a.granted(c.Key))
 }
 
-// sharedOrder lets two readers, a writer and two more readers wait.
+// sharedOrder lets two readers, a writer and two more readers wait. Each group of readers must get
+// the key together, and the writer must get it between the groups.
 func sharedOrder(e *env, a, b *driver) {
 	c := a.hold(e.long)
-	ws := make([]*wanted, 5)
+	ws := make([]*pendingWait, 5)
 	const writer = 2
 	for i := range ws {
 		claim := e.claimOf(c.Key, e.long)
@@ -348,23 +369,20 @@ func sharedOrder(e *env, a, b *driver) {
 		e.queued(a, c.Key, i+1)
 	}
 
+	const granted = "one of readers and a writer in a line"
+	const behind = "Wait behind another that cannot share the key"
 	a.give(c)
+	ws[0].granted(granted)
+	ws[1].granted(granted)
+	b.give(ws[0].c)
+	ws[writer].stillWaits(behind)
+	ws[1].use()
 
-	for i, w := range ws {
-		w.granted("one of readers and a writer in a line")
-		if i == 0 {
-			continue // the second reader gets the key together with the first
-		}
+	ws[writer].granted(granted)
+	ws[3].stillWaits(behind)
+	ws[writer].use()
 
-		if i < writer {
-			b.give(ws[0].c)
-		}
-
-		if i <= writer {
-			ws[i+1].stillWaits("Wait behind another that cannot share the key")
-			w.use()
-		}
-	}
-
+	ws[3].granted(granted)
+	ws[4].granted(granted)
 	b.give(ws[3].c, ws[4].c)
 }

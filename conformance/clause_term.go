@@ -18,9 +18,10 @@ var termClauses = []clause{
 			"Traits.TTLUnit and no further."},
 }
 
-// succession takes a key and waits until another driver acquires it. If renewed is true, succession
-// renews the hold once. It returns the start of the last call that prolonged the hold, and the time
-// of the next grant. It returns an error if that grant came before the hold's deadline.
+// succession takes a key for a term and waits until another driver acquires the key. If renewed is
+// true, succession renews the hold once. It returns the start of the last call that prolonged the
+// hold, and the time of the next grant. It returns an error if that grant came before the hold's
+// deadline.
 func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	a := e.open()
 	b := e.open()
@@ -29,16 +30,17 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 	g := a.take(c)
 	if renewed {
 		e.sleep(e.term / 4)
-		at := time.Now()
+		renewCalled := time.Now()
 
 		// On a slow machine the renewal may come too late. Then the hold ends with its first term.
-		if again, err := a.renew(c); err == nil {
-			called = at
-			g = again
+		renewal, err := a.renew(c)
+		if err == nil {
+			called = renewCalled
+			g = renewal
 		}
 	}
 
-	next, err = b.succeedsAfter(until(g, c, called), c.Key)
+	next, err = b.succeedsAfter(deadlineOf(g, c, called), c.Key)
 	return called, next, err
 }
 
@@ -46,17 +48,21 @@ func (e *env) succession(renewed bool) (called, next time.Time, err error) {
 // if that time is before the deadline of the previous hold.
 func (d *driver) succeedsAfter(deadline time.Time, key string) (at time.Time, err error) {
 	d.succeed(key, d.e.long)
-	if at = time.Now(); deadline.After(at) {
+	at = time.Now()
+	if deadline.After(at) {
 		err = fmt.Errorf("the deadline of a hold is %v after the next token was granted the key",
 			deadline.Sub(at))
 	}
 	return at, err
 }
 
+// expiry checks a hold with a short term, and one that is renewed, while a long hold exists. The
+// long hold must last.
 func expiry(e *env) {
 	a := e.open()
 	long := a.hold(e.long)
 	for _, renewed := range []bool{false, true} {
+		// Report a term that is too short before err, which would be a consequence.
 		called, next, err := e.succession(renewed)
 		early := called.Add(e.term - backend.Drift(e.term)).Sub(next)
 		require(early <= 0, "another token was granted the key %v before the end of a term of %v",
@@ -66,22 +72,26 @@ func expiry(e *env) {
 	mustf(a.refused(long.Key), "a hold of %v, after a term of %v", e.long, e.term)
 }
 
+// expiryRounded asks for a term that may be below Traits.MinTTL, and for a term that no store
+// counts exactly.
 func expiryRounded(e *env, a, b *driver) {
 	for _, ttl := range []time.Duration{
 		max(backend.MinTTL, e.term/3), e.term + e.term/3 + time.Microsecond,
 	} {
+		// The term must not be shorter than the rounded one.
 		c := e.claim(ttl)
-		whole := e.granted(ttl)
+		rounded := e.rounded(ttl)
 		called := time.Now()
-		next, err := b.succeedsAfter(until(a.take(c), c, called), c.Key)
+		next, err := b.succeedsAfter(deadlineOf(a.take(c), c, called), c.Key)
 		must(err)
-		early := called.Add(whole - backend.Drift(whole)).Sub(next)
+		early := called.Add(rounded - backend.Drift(rounded)).Sub(next)
 		require(early <= 0, "another token was granted the key %v before the end of a term of %v, "+
-			"asked for as %v", early, whole, ttl)
+			"asked for as %v", early, rounded, ttl)
 
+		// The key must be free after the rounded term.
 		c = a.hold(ttl)
-		a.outlast(whole)
-		mustf(b.grantedAtLast(c.Key), "after a term of %v, asked for as %v", whole, ttl)
+		a.outlast(rounded)
+		mustf(b.grantedAtLast(c.Key), "after a term of %v, asked for as %v", rounded, ttl)
 	}
 }
 
@@ -103,6 +113,7 @@ type fences struct {
 
 func (e *env) fences() *fences { return &fences{e: e, key: e.key()} }
 
+// claim returns a claim of the key that asks for a fence.
 func (f *fences) claim(ttl time.Duration) backend.Claim {
 	return fencedClaim(f.e.claimOf(f.key, ttl))
 }
@@ -129,9 +140,14 @@ func (f *fences) seize(how string, d *driver, ttl time.Duration) backend.Claim {
 	return c
 }
 
+// fenceGrows takes one key again and again, after each way in which a hold can end. Each fence must
+// be larger than the one before.
 func fenceGrows(e *env) {
 	drivers := []*driver{e.open(), e.open()}
 	f := e.fences()
+
+	// Each driver takes the key twice in a row. After each release, one of the drivers also takes
+	// the key without a fence.
 	for i := range 12 {
 		d := drivers[i/2%2]
 		c := f.take("after a release", d)
@@ -144,6 +160,7 @@ func fenceGrows(e *env) {
 		drivers[i%2].grantsNoFence(f.key)
 	}
 
+	// Some holds are not released, so that they end with their terms.
 	a := drivers[0]
 	b := drivers[1]
 	f.add("first", a.take(f.claim(e.term)))
@@ -156,20 +173,19 @@ func fenceGrows(e *env) {
 		mustf(b.release(keptFor(c, e.term)), "release with KeepUntil")
 	}
 
-	d := a
 	c := f.seize("after KeepUntil or the end of a term", a, e.long)
 	if e.waiter {
 		w := b.want(f.claim(e.long))
-		e.sleep(e.term / 8)
+		e.sleep(e.term / 8) // so that the Wait has asked for the key
 		a.give(c)
 		w.granted("Wait")
 		f.add("by Wait", w.grant)
-		d = b
-		c = w.c
+		b.give(w.c)
+	} else {
+		a.give(c)
 	}
 
-	d.give(c)
-
+	// The fences must not depend on the drivers that asked for them, so close all of these.
 	for range 2 {
 		d := e.open()
 		for _, before := range drivers {
@@ -181,6 +197,7 @@ func fenceGrows(e *env) {
 	}
 }
 
+// fenceUnsupported asks for a fence by Acquire and by Wait. The key must be free after that.
 func fenceUnsupported(e *env) {
 	a := e.open()
 	key := e.key()

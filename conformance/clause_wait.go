@@ -36,6 +36,8 @@ var waitClauses = given(waiter, []clause{
 			"end another Wait for the same key."},
 })
 
+// waitWoken waits for a free key, and then again and again for a key that is released a moment
+// later. The pause varies, so that the release meets each step of the Wait.
 func waitWoken(e *env, a, b *driver, key string) {
 	first := a.wants(key)
 	first.granted("Wait for a free key")
@@ -56,6 +58,8 @@ func waitWoken(e *env, a, b *driver, key string) {
 // some pauses end within the first steps of a fast driver, and some within those of a slow one.
 func moment(round int) time.Duration { return rand.N(50 * time.Microsecond << (round % 8)) }
 
+// waitDeadline lets a Wait last for longer than the term of its own claim. The term must begin with
+// the grant, not with the call.
 func waitDeadline(e *env, a, b *driver) {
 	c := a.hold(e.long)
 	called := time.Now()
@@ -66,7 +70,7 @@ func waitDeadline(e *env, a, b *driver) {
 	a.give(c)
 	mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
 
-	deadline := until(w.grant, w.c, called)
+	deadline := deadlineOf(w.grant, w.c, called)
 	requireInTime(deadline.After(released),
 		"the deadline of a grant is %v before the release of the previous hold",
 		released.Sub(deadline))
@@ -86,20 +90,22 @@ func waitSeen(e *env) {
 		b := e.open()
 		observer := e.open()
 		c := e.claim(e.long)
-		c.Shared = i == 1 && e.traits.Shared
+		c.Shared = i == 1 && e.traits.Shared // the second waiter waits for a shared hold
 		a.take(c)
 		called := time.Now()
 		w := b.want(e.claimOf(c.Key, e.term))
 		e.queued(observer, c.Key, 1)
 		must(observer.refused(c.Key))
 
-		e.sleep(e.term)
+		e.sleep(e.term) // now the observer has known of the waiter for longer than a term
 		a.give(c)
 		mustInTime(e.arrives("Wait", w.done), "a hold by Wait for %v", e.term)
-		must(errOf(observer.succeedsAfter(until(w.grant, w.c, called), c.Key)))
+		must(errOf(observer.succeedsAfter(deadlineOf(w.grant, w.c, called), c.Key)))
 	}))
 }
 
+// waitCancelled cancels a Wait for a held key. The error must match ErrHeld, and nothing may be
+// left after the clean-up.
 func waitCancelled(e *env, a, b *driver) {
 	for range 3 {
 		c := a.hold(e.long)
@@ -108,6 +114,8 @@ func waitCancelled(e *env, a, b *driver) {
 
 		err := w.cancel()
 		w.abandon(err)
+
+		// On a slow machine the store may not have answered yet. Then err is only the context's.
 		requireInTime(errors.Is(err, backend.ErrHeld) || !errors.Is(err, context.Canceled),
 			"a cancelled Wait had no answer of the store in %v, or did not report it: %w", e.term/4,
 			err)
@@ -124,6 +132,8 @@ func waitCancelled(e *env, a, b *driver) {
 	}
 }
 
+// waitDeadContext begins Waits with a context that has ended. A Wait for a free key may still be
+// granted. If it is not, nothing may be left in the store.
 func waitDeadContext(e *env) {
 	a := e.open()
 	b := e.open()
@@ -149,7 +159,9 @@ func waitDeadContext(e *env) {
 	}
 }
 
-// waitCancelRace cancels a Wait and releases the key at almost the same time.
+// waitCancelRace cancels a Wait and releases the key at almost the same time. The maximum of the
+// first pause grows every 8 rounds, and that of the second pause every 2 rounds. So over the rounds
+// many pairs of short and long pauses occur.
 func waitCancelRace(e *env, a, b *driver) {
 	for round := range 60 {
 		c := a.hold(e.long)
@@ -180,11 +192,13 @@ func waitCancelRace(e *env, a, b *driver) {
 	}
 }
 
+// waitIndependent lets two Waits block on one key. Meanwhile another key must be granted to a Wait,
+// and a third key to an Acquire. Then one of the two Waits is cancelled, and the other must go on.
 func waitIndependent(e *env, a, b *driver) {
 	blocked := a.hold(e.long)
 	soon := a.hold(e.long)
-	left := b.wants(blocked.Key)
-	stopped := b.wants(blocked.Key)
+	first := b.wants(blocked.Key)
+	second := b.wants(blocked.Key)
 	e.sleep(e.term / 8)
 
 	next := b.wants(soon.Key)
@@ -196,9 +210,9 @@ func waitIndependent(e *env, a, b *driver) {
 	a.give(soon)
 	next.granted("Wait for one key while others wait for another")
 
-	stopped.abandon(stopped.cancel())
+	second.abandon(second.cancel())
 	a.give(blocked)
-	left.served("Wait after the end of another for the same key")
+	first.served("Wait after the end of another for the same key")
 }
 
 var orderClauses = []clause{
@@ -212,14 +226,15 @@ var orderClauses = []clause{
 		why:   "A driver that always keeps the order of arrival is Ordered by its Traits."},
 }
 
-// line lets n waiters of several drivers queue for a held key. Those that the list quit names give
-// up. Then the holder releases the key. The result is the order in which the others get the key.
+// line lets n waiters of several drivers queue for a held key. The argument quit has the indexes of
+// the waiters that give up. Then the holder releases the key. The result has the indexes of the
+// others, in the order in which they get the key.
 func (e *env) line(n int, quit ...int) (order []int) {
 	a := e.open()
 	c := a.hold(e.long)
 	ws := e.queue(c.Key, n, a, e.drivers()...)
 	for _, i := range quit {
-		// As the engine does; otherwise this waiter's place could still get the key.
+		// Clean up, as the engine does. Otherwise this waiter's place could still get the key.
 		ws[i].abandon(ws[i].cancel())
 	}
 
@@ -241,8 +256,8 @@ func (e *env) line(n int, quit ...int) (order []int) {
 
 // queue lets the drivers in turn begin n Waits for a held key. After it has begun a Wait, queue
 // blocks until driver a reports the new waiter.
-func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted {
-	ws := make([]*wanted, n)
+func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*pendingWait {
+	ws := make([]*pendingWait, n)
 	for i := range ws {
 		ws[i] = drivers[i%len(drivers)].wants(key)
 		e.queued(a, key, i+1)
@@ -254,11 +269,14 @@ func (e *env) queue(key string, n int, a *driver, drivers ...*driver) []*wanted 
 func (e *env) inOrder(got []int) {
 	verdict := require
 	if !e.inspector {
-		verdict = requireInTime // the order of the queue is not certain: see the method queued
+		// On a slow machine the Waits may have joined the queue in another order, because the
+		// method queued only sleeps without Inspect.
+		verdict = requireInTime
 	}
 	verdict(slices.IsSorted(got), "waiters got the key in order %v", got)
 }
 
+// orderOfArrival lets six waiters queue. The first and the fourth give up.
 func orderOfArrival(e *env) { e.inOrder(e.line(6, 0, 3)) }
 
 // orderNoBarging makes attempts, which must all be refused while waiters get the key.
@@ -278,6 +296,7 @@ func orderNoBarging(e *env) {
 		})
 	})
 
+	// The last waiter keeps the key until the attempts have ended. Otherwise the key would be free.
 	a.give(c)
 	last := ws[len(ws)-1]
 	err := e.each(len(ws), func(i int) {
@@ -288,15 +307,17 @@ func orderNoBarging(e *env) {
 		}
 	})
 
+	// Report an attempt that got the key before err, which may be a consequence.
 	quit.Store(true)
 	mustf(<-barged, "while others waited")
 	must(err)
 	last.use()
 }
 
-// orderNotClaimed gives a driver many chances to break the order. A driver that never breaks the
-// order must be Ordered by its Traits.
+// orderNotClaimed gives a driver many chances to break the order, and returns when the driver has
+// broken it once. A driver that never breaks the order must be Ordered by its Traits.
 func orderNotClaimed(e *env, a, b *driver) {
+	// First, an Acquire competes with a waiter.
 	for i := range 30 {
 		c := a.hold(e.long)
 		w := b.wants(c.Key)
@@ -321,12 +342,13 @@ func orderNotClaimed(e *env, a, b *driver) {
 		b.give(w.c)
 
 		if err == nil {
-			return
+			return // the Acquire got the key before the waiter
 		}
 
 		must(is("acquire a key that a waiter wants", err, backend.ErrHeld))
 	}
 
+	// Then waiters compete with one another.
 	for range 6 {
 		if !slices.IsSorted(e.line(6)) {
 			return

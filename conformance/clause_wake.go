@@ -25,18 +25,20 @@ var wakeClauses = given(wakes, []clause{
 		why: "A Listen over a link that fails returns an error, or the caller is woken when the link works again."},
 })
 
+// listener is a caller that listens for changes of a key.
 type listener struct {
 	d    *driver
 	key  string
 	wake <-chan struct{}
 }
 
-// listen calls Listen for key. The end of the try stops the listening.
+// listen calls Listen for key, with a context that ends after patience. The end of the try stops
+// the listening.
 func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
 	ctx, cancel := context.WithTimeout(d.e.ctx, patience)
 	defer cancel()
 	l := &listener{d: d, key: key}
-	return l, d.e.within("Listen", func() error {
+	err := d.e.within("Listen", func() error {
 		wake, stop, err := d.Driver.(backend.Waker).Listen(ctx, d.e.claimOf(key, d.e.long))
 		if err == nil {
 			d.e.onEnd(stop)
@@ -45,9 +47,11 @@ func (d *driver) listen(key string, patience time.Duration) (*listener, error) {
 
 		return err
 	})
+	return l, err
 }
 
-// listens begins to listen for a key that is held, and makes the attempt that must follow.
+// listens begins to listen for a key that is held, and makes an attempt, as the engine does. A
+// driver need wake only callers that were refused.
 func (d *driver) listens(key string) *listener {
 	l, err := d.listen(key, d.e.patience)
 	mustf(err, "listen for %.60q", key)
@@ -55,7 +59,8 @@ func (d *driver) listens(key string) *listener {
 	return l
 }
 
-// refused makes an attempt, which must be refused. It then drops a signal that has already come.
+// refused makes an attempt, which must be refused. It then drops a signal that has already come, so
+// that the next signal is about a later change.
 func (l *listener) refused() {
 	must(l.d.refuses(waiting(l.d.e.claimOf(l.key, l.d.e.long))))
 	select {
@@ -78,6 +83,8 @@ func (l *listener) woken(what string) (open bool) {
 	return open
 }
 
+// wakeChange frees a key in each way that the driver has. A caller that listens must be woken each
+// time.
 func wakeChange(e *env, a, b *driver) {
 	ways := []string{"a release"}
 	if e.inspector {
@@ -105,16 +112,20 @@ func wakeChange(e *env, a, b *driver) {
 	}
 }
 
+// wakeShared releases two shared holds of a key one after the other. The second release must wake a
+// caller that listens.
 func wakeShared(e *env, a, b *driver, key string) {
 	one := a.join(key, e.long)
 	two := b.join(key, e.long)
 	l := b.listens(key)
 	a.give(one)
-	l.refused()
+	l.refused() // the first release may wake the caller, but the key is still held
 	b.give(two)
 	l.woken("the release of the last shared hold")
 }
 
+// wakeWriterLeaves lets a caller give up while a shared hold refuses it. While that caller asks
+// again, the driver may refuse new shared claims.
 func wakeWriterLeaves(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 	var last backend.Claim
@@ -126,6 +137,8 @@ func wakeWriterLeaves(e *env, a, b *driver, key string) {
 	a.join(key, e.long)
 }
 
+// wakeMissed releases a key while the link is Down or Deaf, so that the caller misses the message.
+// The caller must be woken when the link is Up again.
 func wakeMissed(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -134,19 +147,21 @@ func wakeMissed(e *env) {
 		e.recovers(d)
 		c := b.hold(e.long)
 		if i > 0 {
-			// After the link has failed, Listen may fail for a while.
+			// After the link has failed in the first round, Listen may fail for a while.
 			e.retry("Listen", func() error { return errOf(d.listen(c.Key, e.patience)) })
 		}
 
 		caller := d.listens(c.Key)
 		l.Set(state)
 		b.give(c)
-		e.sleep(e.term / 8)
+		e.sleep(e.term / 8) // so that the message about the release is lost
 		l.Set(Up)
 		caller.woken(fmt.Sprintf("a release while the link is %v", state))
 	}
 }
 
+// wakeDown calls Listen over a link that fails. If Listen returns no error, the caller relies on
+// it, and must be woken by a release.
 func wakeDown(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -185,7 +200,7 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 	}
 	defer func() { go client.Close() }() // Close waits for calls that hang
 
-	opts := []hasp.Option{hasp.WithoutRenewal()}
+	opts := []hasp.Option{hasp.WithoutRenewal()} // the clause itself renews the hold
 	if c.Fenced {
 		opts = append(opts, hasp.WithFence())
 	}
@@ -196,9 +211,10 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 
 	lease, err := client.Lock(ctx, c.Key, opts...)
 	if err != nil {
-		var out *unknownOutcome
-		if errors.As(context.Cause(ctx), &out) {
-			err = out.error
+		// If the method Acquire of loan has ended ctx, return the error of that attempt.
+		var outcome *unknownOutcome
+		if errors.As(context.Cause(ctx), &outcome) {
+			err = outcome.error
 		}
 
 		return backend.Grant{}, err
@@ -206,6 +222,8 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 
 	g := w.grant
 	g.Until = lease.Expires()
+
+	// Unlock ends the lease of the Client. The hold in the store stays, because given is set.
 	w.given.Store(true)
 	_ = lease.Unlock(ctx)
 	return g, nil
@@ -221,15 +239,18 @@ type loan struct {
 	given atomic.Bool   // the hold belongs to the clause, so the Client must not release it
 }
 
+// unknownOutcome is the cause of the end of a wait's context, if an attempt has ended the wait.
 type unknownOutcome struct{ error }
 
+// Acquire makes an attempt with the token of the field c, whatever token the Client has drawn. An
+// error of unknown outcome ends the wait.
 func (w *loan) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	c.Token = w.c.Token
 	g, err := w.Waker.Acquire(ctx, c)
 	if err != nil && !definite(err) {
-		// Do this also if the Client has ended the attempt. Otherwise the Client would attempt
-		// again, and its release of this attempt could remove the hold of the next one, which has
-		// the same token. If the wait has ended, this does nothing.
+		// End the wait, also if the Client has ended only this attempt. Otherwise the Client would
+		// make another attempt. The Client's release of this attempt could remove the hold of the
+		// next one, which has the same token. If the wait has already ended, end does nothing.
 		w.end(&unknownOutcome{err})
 	}
 
@@ -237,6 +258,7 @@ func (w *loan) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, err
 	return g, err
 }
 
+// Release releases the hold of the field c, unless that hold belongs to the clause.
 func (w *loan) Release(ctx context.Context, c backend.Claim) error {
 	if w.given.Load() {
 		return nil

@@ -25,6 +25,7 @@ func (e *env) clients() []*hasp.Client {
 	return []*hasp.Client{e.newClient(), e.newClient(), e.newClient()}
 }
 
+// clientBy creates a Client over a new driver of any strategy. The Client closes this driver.
 func (e *env) clientBy(open opener) *hasp.Client {
 	return e.client(e.openOwn(open, e.store), hasp.Options{})
 }
@@ -37,6 +38,7 @@ func (e *env) lock(c *hasp.Client, key string, opts ...hasp.Option) *hasp.Lease 
 	return lease
 }
 
+// lockOnce locks key, and unlocks it immediately. It returns the error of the call that failed.
 func (e *env) lockOnce(c *hasp.Client, key string, opts ...hasp.Option) error {
 	lease, err := c.Lock(e.ctx, key, opts...)
 	if err != nil {

@@ -164,17 +164,19 @@ func Check(ctx context.Context, h Harness, report func(Result)) error {
 	}
 	defer s.stop()
 
-	var broken []string
+	var broken []string // the names of the failed clauses
 	total := 0
-	for _, r := range s.start(ctx) {
-		res := <-r
+	for _, result := range s.start(ctx) {
+		r := <-result
 		if ctx.Err() != nil {
-			continue // the end of ctx may have caused the result, so do not count it
+			// Do not count r, because the end of ctx may have caused it. Still receive the other
+			// results, so that no clause is running when s.stop stops the store.
+			continue
 		}
 		total++
-		report(res)
-		if res.Status == failed {
-			broken = append(broken, res.Name)
+		report(r)
+		if r.Status == failed {
+			broken = append(broken, r.Name)
 		}
 	}
 
@@ -188,7 +190,7 @@ func Check(ctx context.Context, h Harness, report func(Result)) error {
 	return nil
 }
 
-// check returns an error if h itself is wrong.
+// check returns an error if a field of h is missing or wrong. It does not call any hook.
 func (h *Harness) check() error {
 	if h.Open == nil {
 		return errors.New("conformance: Harness.Open is nil")
@@ -203,7 +205,8 @@ func (h *Harness) check() error {
 	}
 
 	for name := range h.Cannot {
-		switch i := slices.IndexFunc(table, func(c clause) bool { return c.name == name }); {
+		i := slices.IndexFunc(table, func(c clause) bool { return c.name == name })
+		switch {
 		case i < 0:
 			return fmt.Errorf("conformance: Harness.Cannot: no clause %q", name)
 		case !table[i].optional:
@@ -213,11 +216,13 @@ func (h *Harness) check() error {
 	return nil
 }
 
-// has reports whether a hook is not nil.
+// has reports whether the field of h with the name hook is set.
 func (h *Harness) has(hook string) bool {
 	return !reflect.ValueOf(h).Elem().FieldByName(hook).IsZero()
 }
 
+// setDefaults replaces fields that are zero, and durations that are negative, by their defaults.
+// Bounds by the driver's Traits come later: see newSuite and paceOf.
 func (h *Harness) setDefaults() {
 	h.Term = max(cmp.Or(max(h.Term, 0), 400*time.Millisecond), backend.MinTTL)
 	h.Long = max(h.Long, time.Minute)

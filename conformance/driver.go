@@ -14,11 +14,12 @@ import (
 type driver struct {
 	backend.Driver
 	e       *env
-	once    sync.Once      // closes Driver once
+	once    sync.Once      // closes Driver
 	due     sync.WaitGroup // counts the second releases of the method abandon
 	handles sync.Map       // the handle of each token, even after its hold has ended
 }
 
+// note stores the handle of the grant g, so that later calls with the token of c can pass it.
 func (d *driver) note(c backend.Claim, g backend.Grant) {
 	if g.Handle != nil {
 		d.handles.Store(c.Token, g.Handle)
@@ -59,7 +60,8 @@ func (e *env) openOwn(open opener, store string) backend.Driver {
 	return d
 }
 
-// Close closes the driver after the second releases of the method abandon.
+// Close closes the driver after the second releases of the method abandon. A repeated Close does
+// nothing.
 func (d *driver) Close() (err error) {
 	d.once.Do(func() {
 		d.due.Wait()
@@ -68,24 +70,27 @@ func (d *driver) Close() (err error) {
 	return err
 }
 
-// soon returns a context for one call. The context ends later than a context of the engine would.
+// soon returns a context for one call. It ends only if the call hangs, so it ends later than a
+// context of the engine would.
 func (d *driver) soon() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(d.e.ctx, d.e.patience)
 }
 
-// acquire makes one attempt. A slow machine may have caused an error that comes after the end of
-// the term, because a driver may refuse a grant that arrives that late.
+// acquire makes one attempt. If it is granted, the end of the try releases the hold.
 func (d *driver) acquire(c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := d.soon()
 	defer cancel()
 
 	began := time.Now()
 	g, err := d.Acquire(ctx, c)
+	late := time.Since(began) >= c.TTL-backend.Drift(c.TTL)
 	switch {
 	case err == nil:
 		d.mine(c)
 		d.note(c, g)
-	case !errors.Is(err, backend.ErrHeld) && time.Since(began) >= c.TTL-backend.Drift(c.TTL):
+	case late && !errors.Is(err, backend.ErrHeld):
+		// A slow machine may have caused err, because a driver may return an error instead of a
+		// grant whose term has ended.
 		err = slow("%w", err)
 	}
 	return g, err
@@ -98,7 +103,7 @@ func (d *driver) mine(c backend.Claim) {
 	d.e.held[c.Token] = func(ctx context.Context) { d.Driver.Release(ctx, c) }
 }
 
-// take acquires c, or ends the try.
+// take acquires c, whose key must be free, or ends the try.
 func (d *driver) take(c backend.Claim) backend.Grant {
 	g, err := d.acquire(c)
 	mustf(err, "acquire %.60q, which is free", c.Key)
@@ -120,6 +125,8 @@ func (d *driver) holdMany(n int, ttl time.Duration) []backend.Claim {
 	return cs
 }
 
+// release releases c with the handle that was noted for its token. After a success, the end of the
+// try need not release c again.
 func (d *driver) release(c backend.Claim) error {
 	ctx, cancel := d.soon()
 	defer cancel()
@@ -145,21 +152,25 @@ func (d *driver) give(cs ...backend.Claim) {
 // of two releases at the same time, each may find the hold on too few nodes of a quorum.
 func (d *driver) giveIfHeld(c backend.Claim, what string) {
 	d.e.retry("release "+what, func() error {
-		if err := d.release(c); !errors.Is(err, backend.ErrLost) {
-			return err
+		err := d.release(c)
+		if errors.Is(err, backend.ErrLost) {
+			return nil
 		}
-		return nil
+		return err
 	})
 }
 
+// errUnanswered takes the place of an answer if Renew has not called done for a claim.
 var errUnanswered = errors.New("renew returned without an answer")
 
+// renewBy renews c alone. It returns the answer for c, or errUnanswered.
 func renewBy(ctx context.Context, d backend.Driver, c backend.Claim) (g backend.Grant, err error) {
 	err = errUnanswered
 	d.Renew(ctx, []backend.Claim{c}, func(_ int, got backend.Grant, e error) { g, err = got, e })
 	return g, err
 }
 
+// renew renews c with the handle that was noted for its token, and notes the new handle.
 func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	ctx, cancel := d.soon()
 	defer cancel()
@@ -195,13 +206,14 @@ func (d *driver) refuses(c backend.Claim) error {
 		backend.ErrHeld)
 }
 
-// refusal makes an attempt at key, which must be refused, and returns the details of the refusal, if
-// there are any. The present term must not run for longer than the argument rest.
+// refusal makes an attempt at key, which must be refused, and returns the details of the refusal,
+// if there are any. The present term must not run for longer than the argument rest.
 func (d *driver) refusal(key string, rest time.Duration) (held backend.HeldError) {
 	_, err := d.acquire(d.e.claimOf(key, d.e.long))
 	must(is("acquire a key that is held", err, backend.ErrHeld))
-	if he := (*backend.HeldError)(nil); errors.As(err, &he) {
-		held = *he
+	var details *backend.HeldError
+	if errors.As(err, &details) {
+		held = *details
 	}
 
 	// Allow a second, because a store may count terms in whole seconds.
@@ -223,7 +235,7 @@ func (d *driver) granted(key string) error {
 // grantedAtLast is like the method granted, but repeats a refused attempt until key is free.
 func (d *driver) grantedAtLast(key string) error { return d.givesBack(d.seizes(key, d.e.long)) }
 
-// givesBack releases c if err, the error of its attempt, is nil.
+// givesBack releases c if err, the error of its attempt, is nil. Otherwise it returns err.
 func (d *driver) givesBack(c backend.Claim, err error) error {
 	if err != nil {
 		return err
@@ -232,15 +244,17 @@ func (d *driver) givesBack(c backend.Claim, err error) error {
 }
 
 // seize makes attempts until one is granted. The function claim returns the claim of each attempt.
+// The results are the claim and the grant of the last attempt, and an error if seize has given up:
+// the attempt failed with an error other than ErrHeld, or was still refused after e.patience.
 func (d *driver) seize(claim func() backend.Claim) (c backend.Claim, g backend.Grant, err error) {
 	err = d.e.try(func() {
-		d.e.retry(fmt.Sprintf("acquire %.60q", claim().Key), func() error {
+		d.e.retry(fmt.Sprintf("acquire %.60q", claim().Key), func() (refusal error) {
 			c = claim()
-			g, err = d.acquire(c)
-			if !errors.Is(err, backend.ErrHeld) {
-				must(err)
+			g, refusal = d.acquire(c)
+			if !errors.Is(refusal, backend.ErrHeld) {
+				must(refusal) // not a refusal, so do not repeat the attempt
 			}
-			return err
+			return refusal
 		})
 	})
 
@@ -264,10 +278,10 @@ func (d *driver) succeed(key string, ttl time.Duration) backend.Claim {
 // find out, it takes a new key for the term ttl, and waits until another token gets that key.
 func (d *driver) outlast(ttl time.Duration) {
 	c := d.hold(ttl)
-	d.e.sleep(ttl * 9 / 10)
-	c, err := d.seizes(c.Key, d.e.long)
+	d.e.sleep(ttl * 9 / 10) // most of the term, in which attempts would be refused
+	next, err := d.seizes(c.Key, d.e.long)
 	mustf(err, "wait for the end of a term of %v", ttl)
-	d.give(c)
+	d.give(next)
 }
 
 // inspect returns the status of key, or ends the try.
@@ -284,8 +298,8 @@ func (d *driver) shows(c backend.Claim, fence uint64) {
 	matches("inspect", d.inspect(c.Key), c, fence)
 }
 
-// matches ends the try unless s, which a call has returned, is the status of a key that c holds. The
-// status may lack the owner and the fence.
+// matches ends the try unless s, which a call has returned, is the status of a key that c holds.
+// The status may lack the owner and the fence.
 func matches(call string, s backend.Status, c backend.Claim, fence uint64) {
 	what := call + " " + brief(c.Key)
 	require(s.Held, "%s, which is held: %+v", what, s)
@@ -304,20 +318,23 @@ func (d *driver) breakKey(key string) {
 	mustf(d.Driver.(backend.Inspector).Break(ctx, key), "break %.60q", key)
 }
 
-// until returns the deadline of a hold. After that time the holder must not rely on the hold.
-func until(g backend.Grant, c backend.Claim, called time.Time) time.Time {
+// deadlineOf returns the deadline of a hold, after which the holder must not rely on the hold. The
+// grant g is the result of the last call that prolonged the hold. That call began at the time
+// called.
+func deadlineOf(g backend.Grant, c backend.Claim, called time.Time) time.Time {
 	if g.Until.IsZero() {
 		return called.Add(c.TTL - backend.Drift(c.TTL))
 	}
 	return g.Until
 }
 
-type wanted struct {
+// pendingWait is a Wait in the background.
+type pendingWait struct {
 	d     *driver
 	c     backend.Claim
-	done  chan error
+	done  chan error    // receives the error of the Wait, for the check
 	grant backend.Grant // read it only after a receive from the channel done
-	ended chan struct{}
+	ended chan struct{} // closed when the Wait has returned, for the end of the try
 	stop  context.CancelFunc
 }
 
@@ -331,12 +348,13 @@ func (d *driver) wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return g, err
 }
 
-// want begins a Wait for c. The channel done of the result receives the error of the Wait.
-func (d *driver) want(c backend.Claim) *wanted {
+// want begins a Wait for c.
+func (d *driver) want(c backend.Claim) *pendingWait {
 	ctx, stop := context.WithCancel(d.e.ctx)
-	w := &wanted{d: d, c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
+	w := &pendingWait{d: d, c: c, done: make(chan error, 1), ended: make(chan struct{}), stop: stop}
 
-	// Register before the Wait begins, so that the end of the try stops the Wait.
+	// The end of the try stops the Wait, and waits until it has registered the hold that it may
+	// have got.
 	d.e.beforeReleases(func(end context.Context) {
 		stop()
 		select {
@@ -355,19 +373,20 @@ func (d *driver) want(c backend.Claim) *wanted {
 	return w
 }
 
-func (d *driver) wants(key string) *wanted { return d.want(d.e.claimOf(key, d.e.long)) }
+func (d *driver) wants(key string) *pendingWait { return d.want(d.e.claimOf(key, d.e.long)) }
 
 // granted ends the try unless the Wait gets the key.
-func (w *wanted) granted(what string) { mustf(w.d.e.arrives(what, w.done), "%s", what) }
+func (w *pendingWait) granted(what string) { mustf(w.d.e.arrives(what, w.done), "%s", what) }
 
-func (w *wanted) use() { w.d.keep(w.c); w.d.give(w.c) }
+// use renews and releases the hold that the Wait has got.
+func (w *pendingWait) use() { w.d.keep(w.c); w.d.give(w.c) }
 
 // served ends the try unless the Wait gets the key. Then served renews and releases the hold.
-func (w *wanted) served(what string) { w.granted(what); w.use() }
+func (w *pendingWait) served(what string) { w.granted(what); w.use() }
 
 // servedOrUnknown does the same as the method served, but also accepts an error of unknown outcome,
 // and returns that error.
-func (w *wanted) servedOrUnknown(what string) error {
+func (w *pendingWait) servedOrUnknown(what string) error {
 	err := w.d.e.arrives(what, w.done)
 	if err == nil {
 		w.use()
@@ -378,7 +397,7 @@ func (w *wanted) servedOrUnknown(what string) error {
 }
 
 // cancel ends a Wait for a held key and returns the error of the Wait.
-func (w *wanted) cancel() error {
+func (w *pendingWait) cancel() error {
 	w.stop()
 	err := w.d.e.arrives("a cancelled Wait", w.done)
 	require(err != nil, "a cancelled Wait for a held key: granted")
@@ -386,8 +405,11 @@ func (w *wanted) cancel() error {
 }
 
 // abandon cleans up after a Wait that returned err, as the engine does. If the outcome is unknown,
-// abandon releases the claim at once, and again after the timeout.
-func (w *wanted) abandon(err error) {
+// abandon releases the claim at once, and again after the timeout. If the Wait was granted the key,
+// or if err is definite, abandon does nothing.
+func (w *pendingWait) abandon(err error) {
+	// An error that matches the error of the context is of unknown outcome, even if it also matches
+	// ErrHeld.
 	cancelled := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	if err == nil || definite(err) && !cancelled {
 		return
@@ -399,6 +421,8 @@ func (w *wanted) abandon(err error) {
 		defer w.d.due.Done()
 		_ = w.d.release(w.c)
 	})
+
+	// If the try ends sooner, omit the second release, so that Close need not wait for it.
 	w.d.e.onEnd(func() {
 		if again.Stop() {
 			w.d.due.Done()
@@ -406,8 +430,9 @@ func (w *wanted) abandon(err error) {
 	})
 }
 
-// queued waits until Inspect reports n waiters for key. If the driver has no Inspect or no order,
-// the method only sleeps, so that the waiters have probably joined the queue.
+// queued waits until Inspect reports n waiters for key. If the driver has no Inspect, or if it is
+// not Ordered and so has no queue to report, queued only sleeps. Then the Waits have probably asked
+// for the key.
 func (e *env) queued(d *driver, key string, n int) {
 	if !e.inspector || !e.traits.Ordered {
 		e.sleep(e.term / 8)

@@ -25,17 +25,18 @@ type env struct {
 
 	mu sync.Mutex // guards the fields below
 	// Maps the token of each hold to the function that releases it.
-	held    map[string]func(ctx context.Context)
-	first   []func(ctx context.Context) // the functions to call before the releases
-	cleanup []func()
+	held     map[string]func(ctx context.Context)
+	preludes []func(ctx context.Context) // the end of the try calls them before the releases
+	cleanups []func()                    // the end of the try calls them after the releases
 }
 
-// try runs f. If a step of f fails, try returns the error of that step.
+// try runs f. If a step of f fails, try returns the error of that step. A panic of the driver or of
+// the check is also an error.
 func (e *env) try(f func()) (err error) {
 	defer func() {
 		switch p := recover().(type) {
-		case nil:
-		case abort:
+		case nil: // f has returned
+		case abort: // a step of f has failed: see verdict.go
 			err = p.error
 		default:
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
@@ -45,11 +46,12 @@ func (e *env) try(f func()) (err error) {
 	return nil
 }
 
-// onEnd lets the end of the try call f. The function that was registered last is called first.
+// onEnd registers f, so that the end of the try calls f after it has released the holds. The
+// function that was registered last is called first.
 func (e *env) onEnd(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.cleanup = append(e.cleanup, f)
+	e.cleanups = append(e.cleanups, f)
 }
 
 // beforeReleases registers f, so that the end of the try calls f before it releases holds. The
@@ -57,7 +59,7 @@ func (e *env) onEnd(f func()) {
 func (e *env) beforeReleases(f func(ctx context.Context)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.first = append(e.first, f)
+	e.preludes = append(e.preludes, f)
 }
 
 // close performs the end of the try. It ends Waits, releases holds and calls the registered
@@ -69,25 +71,26 @@ func (e *env) close() {
 	// These functions repair the links that the try has cut, so that the releases below reach the
 	// store. They also end Waits, which could otherwise get the keys that are released.
 	e.mu.Lock()
-	first := e.first
+	preludes := e.preludes
 	e.mu.Unlock()
-	for _, f := range first {
+	for _, f := range preludes {
 		f(ctx)
 	}
 
 	// Read e.held only after the Waits have ended, because each Wait may have registered a hold.
 	e.mu.Lock()
 	held := maps.Clone(e.held)
-	cleanup := e.cleanup
+	cleanups := e.cleanups
 	e.mu.Unlock()
 
+	// After the timeout the other holds stay until their terms end, which harms no other clause.
 	for _, release := range held {
 		if ctx.Err() == nil {
 			release(ctx)
 		}
 	}
 
-	for _, f := range slices.Backward(cleanup) {
+	for _, f := range slices.Backward(cleanups) {
 		f()
 	}
 }
@@ -100,7 +103,7 @@ func (e *env) claim(ttl time.Duration) backend.Claim { return e.claimOf(e.key(),
 
 // claimOf returns the claim of a new attempt at key.
 func (e *env) claimOf(key string, ttl time.Duration) backend.Claim {
-	// Begins with a letter, so that a change of case yields another token.
+	// The token begins with a letter, so that a change of case yields another token.
 	token := "A" + rand.Text()
 	return backend.Claim{Key: key, Token: token,
 		Owner: "owner-" + strings.ToLower(token[len(token)-6:]),
@@ -119,6 +122,7 @@ func (e *env) endingAfter(d time.Duration) context.Context {
 	return ctx
 }
 
+// deadContext returns a context that was cancelled.
 func (e *env) deadContext() context.Context {
 	ctx, cancel := context.WithCancel(e.ctx)
 	cancel()
@@ -136,7 +140,8 @@ func (e *env) sleep(d time.Duration) {
 	}
 }
 
-// until calls f repeatedly until f returns true.
+// until calls f until f returns true. If that takes too long, the try ends with an error that
+// begins with what.
 func (e *env) until(what string, f func() bool) {
 	e.retry(what, func() error {
 		if !f() {
@@ -146,7 +151,8 @@ func (e *env) until(what string, f func() bool) {
 	})
 }
 
-// retry calls f until f returns no error.
+// retry calls f until f returns no error. If that takes longer than e.patience, the try ends with
+// the last error of f.
 func (e *env) retry(what string, f func() error) {
 	began := time.Now()
 	for pause := time.Millisecond; ; {
@@ -157,21 +163,26 @@ func (e *env) retry(what string, f func() error) {
 		waited := time.Since(began)
 		require(waited <= e.patience, "%s: not within %v: %w", what, e.patience, err)
 		e.sleep(pause)
-		pause = min(2*pause, max(5*time.Millisecond, waited/100)) // the pause stays below the drift
+
+		// Keep the pause near the drift of the time waited. A longer pause could hide that a key
+		// was free too early.
+		pause = min(2*pause, max(5*time.Millisecond, waited/100))
 	}
 }
 
-// begin runs f in the background. The channel that it returns receives the error of f.
+// begin runs f in the background. The channel that it returns receives the error of f, or the error
+// of a step of f that failed.
 func (e *env) begin(f func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- e.try(func() { must(f()) }) }()
 	return done
 }
 
-// within calls f and returns its error. If f does not return in time, the try ends.
+// within calls f and returns its error. If f does not return within e.patience, the try ends.
 func (e *env) within(what string, f func() error) error { return e.arrives(what, e.begin(f)) }
 
-// arrives returns what it receives from done. If nothing comes in time, the try ends.
+// arrives waits for the end of a call, and returns the error that done receives then. If nothing
+// arrives within e.patience, the try ends.
 func (e *env) arrives(what string, done <-chan error) error {
 	t := time.NewTimer(e.patience)
 	defer t.Stop()
@@ -183,10 +194,11 @@ func (e *env) arrives(what string, done <-chan error) error {
 	case <-e.ctx.Done():
 		fail("%s does not return: %w", what, e.ctx.Err())
 	}
-	panic("unreachable")
+	panic("unreachable") // fail panics
 }
 
-// each calls f(0) to f(n-1) at the same time, and joins the errors of the first failed steps.
+// each calls f(0) to f(n-1) at the same time, and waits for all of them. It returns the errors of
+// failed steps, but joins at most three of them, because the others mostly say the same.
 func (e *env) each(n int, f func(i int)) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -195,9 +207,8 @@ func (e *env) each(n int, f func(i int)) error {
 	}
 	wg.Wait()
 
-	const most = 3
-	failed := slices.DeleteFunc(errs, func(err error) bool { return err == nil })
-	return errors.Join(failed[:min(len(failed), most)]...)
+	failures := slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	return errors.Join(failures[:min(len(failures), 3)]...)
 }
 
 // labelName is the name of a profiler label on the goroutines of a clause. A goroutine inherits the
@@ -207,13 +218,13 @@ const labelName = "hasp-conformance"
 
 // stacks returns the stacks of all goroutines with this label.
 func stacks(label string) string {
-	var all bytes.Buffer
-	pprof.Lookup("goroutine").WriteTo(&all, 1)
+	var profile bytes.Buffer
+	pprof.Lookup("goroutine").WriteTo(&profile, 1) // 1: as text, with labels
 	mark := fmt.Sprintf("%q:%q", labelName, label)
 	var found []string
-	for g := range strings.SplitSeq(all.String(), "\n\n") {
-		if strings.Contains(g, mark) {
-			found = append(found, g)
+	for stack := range strings.SplitSeq(profile.String(), "\n\n") {
+		if strings.Contains(stack, mark) {
+			found = append(found, stack)
 		}
 	}
 	return strings.Join(found, "\n\n")
@@ -227,7 +238,8 @@ func (e *env) leaves(f func()) error {
 	done := make(chan error, 1)
 	go pprof.Do(e.ctx, pprof.Labels(labelName, label), func(context.Context) {
 		done <- e.try(func() {
-			if stacks(label) == "" { // this goroutine has the label
+			// This goroutine has the label, so its stack must be found.
+			if stacks(label) == "" {
 				must(&skipError{"the profiles of this Go release do not contain labels"})
 			}
 			f()

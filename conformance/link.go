@@ -65,5 +65,6 @@ func TCP(target string) (*Link, error) {
 	}, nil
 }
 
+// states has no entry for Up, because the zero State of a proxy carries everything.
 var states = map[LinkState]faultproxy.State{Slow: {Delay: Delay}, Deaf: {Deaf: true},
 	Hung: {Stalled: true}, Down: {Down: true}}

@@ -15,10 +15,10 @@ import (
 const maxReplies = 32
 
 // disturb puts l into state s when l has carried n replies to the next call. If n is negative, the
-// state begins before the call.
+// state begins before the call, so that it also applies to the first request.
 func (l *Link) disturb(n int, s LinkState) {
 	switch {
-	case n < 0, n == 0 && s == Deaf:
+	case n < 0, n == 0 && s == Deaf: // a Deaf link carries requests, so it may be Deaf at once
 		l.Set(s)
 	case l.SetAfter != nil:
 		l.SetAfter(n, s)
@@ -36,37 +36,43 @@ type lostReply struct {
 	again  bool                       // the driver may send the call again
 }
 
-// loses makes calls, and drops the first reply of the first call, the second reply of the second
-// call, and so on. It stops when the store has carried out a call whose reply was lost. It returns
-// the claim of that call, and the error that the call returns once the link is up again.
+// loses lets driver d make calls over link l. It drops the replies to the first call from its first
+// reply on, the replies to the second call from its second reply on, and so on. It stops when the
+// store has carried out a call whose reply was lost. It returns the claim of that call, and the
+// error that the call returns once the link is up again. Driver b has a path of its own.
 func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 	for n := range maxReplies {
 		c := r.claim()
 		l.disturb(n, Deaf)
 		done := e.begin(func() error { return r.call(c) })
-		landed := e.lands(done, func() bool { return r.landed(c) })
-		ended := len(done) > 0
+		carriedOut := e.lands(done, func() bool { return r.landed(c) })
+		endedDeaf := len(done) > 0
 
 		// If the driver repeats the call, the repeat arrives now.
 		l.Set(Up)
 		err := e.arrives(r.what, done)
 		switch {
 		case err == nil:
-			requireInTime(!ended, "%s: it succeeded after %d replies; the store was never seen "+
+			// A call that succeeds while the link is Deaf needs only n replies. So every reply was
+			// lost in turn, and none of these calls was seen to be carried out.
+			requireInTime(!endedDeaf, "%s: it succeeded after %d replies; the store was never seen "+
 				"to carry it out while its reply was lost", r.what, n)
 
-			// The call may succeed if the driver may send it again, or if its first request was
-			// lost. Otherwise the reply was late, which only a slow machine explains.
-			requireInTime(r.again || !landed, "%s: no error, want one of unknown outcome", r.what)
-		case errors.Is(err, backend.ErrHeld) && !landed && !e.inspector:
-			// The function r.landed had taken the key with an attempt of its own.
+			// The call may succeed if the driver may send it again. It may also succeed if the
+			// store had not carried it out, because then only the reply of an earlier round trip
+			// was lost. Otherwise the reply was late, which only a slow machine explains.
+			requireInTime(r.again || !carriedOut, "%s: no error, want one of unknown outcome",
+				r.what)
+		case errors.Is(err, backend.ErrHeld) && !carriedOut && !e.inspector:
+			// Without Inspect, r.landed makes attempts. One of these may have held the key when the
+			// call arrived, but only on a slow machine.
 			mustInTime(err, "%s", r.what)
 		default:
 			must(unknown(r.what, err))
 		}
 
 		e.recovers(d)
-		if landed {
+		if carriedOut {
 			return c, err
 		}
 
@@ -78,8 +84,8 @@ func (e *env) loses(l *Link, d, b *driver, r lostReply) (backend.Claim, error) {
 	panic("unreachable")
 }
 
-// lands reports whether the store carries out a call within a term. The channel done receives the
-// error of the call.
+// lands reports whether the store carries out a call within a term, as the function landed sees it.
+// The channel done receives the error of the call. If the call ends sooner, lands stops asking.
 func (e *env) lands(done <-chan error, landed func() bool) bool {
 	// The function landed may make an attempt, which must not come before the call.
 	e.sleep(e.term / 8)
@@ -95,7 +101,7 @@ func (e *env) lands(done <-chan error, landed func() bool) bool {
 	return false
 }
 
-// holds reports whether any token holds key.
+// holds reports whether any token holds key. Without Inspect it makes an attempt to find out.
 func (d *driver) holds(key string) bool {
 	if d.e.inspector {
 		return d.inspect(key).Held
@@ -127,10 +133,15 @@ func linkSentOnce(e *env) {
 		{what: "Release whose reply is lost", claim: hold, call: d.release, landed: free},
 	} {
 		c, _ := e.loses(l, d, b, r)
-		e.undone(d, b, c, nil) // nil: let d release it, even if d cleans up after itself
+
+		// A Release with the token must undo the call, even if Traits.Cleans is set. With an error
+		// the method undone would leave that to the driver, so pass nil.
+		e.undone(d, b, c, nil)
 	}
 }
 
+// linkWaitReply loses the reply of a Wait. The Wait may then still get the key, because a driver
+// may send a Wait again.
 func linkWaitReply(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -155,15 +166,16 @@ func linkWaitReply(e *env) {
 }
 
 // outlives holds back a round trip of a call, until the call's holds have ended and successors hold
-// the keys for the given terms. It does that for each round trip of the call in turn. The function
-// check ends the try if the late round trip has affected the successors.
+// the keys for the given terms. It does that for each round trip in turn, with a new call and new
+// holds each time. The function check ends the try if the late round trip has affected the
+// successors.
 func (e *env) outlives(what string, terms []time.Duration,
 	call func(d *driver, cs []backend.Claim) error,
 	check func(b *driver, next []backend.Claim)) {
 	l := e.cable()
 	d := e.openAt(l.Store)
 	b := e.open()
-	for n := -1; n < maxReplies; n++ { // if n is -1, the request itself is held back
+	for n := -1; n < maxReplies; n++ { // if n is -1, the first request is held back
 		e.recovers(d) // makes connections
 		cs := d.holdMany(len(terms), e.long)
 		next := make([]backend.Claim, len(terms))
@@ -177,16 +189,19 @@ func (e *env) outlives(what string, terms []time.Duration,
 			b.giveIfHeld(c, "by another driver")
 			next[i] = b.succeed(c.Key, terms[i])
 		}
-		ended := len(done) > 0
+		endedHung := len(done) > 0
 
 		// The round trip that was held back is carried out now.
 		l.Set(Up)
 		err := e.arrives(what, done)
+
+		// If a reply was carried, the store may have carried the call out in time. So the call may
+		// succeed then.
 		require(err != nil || n >= 0,
 			"%s: succeeded, although it reached the store when others had the key", what)
 		mustf(e.try(func() { check(b, next) }), "%s, carried out when another had the key", what)
-		if err == nil && ended {
-			return // no reply of the call was held back
+		if err == nil && endedHung {
+			return // it needs only n replies, so each of its round trips was held back in turn
 		}
 	}
 	requireInTime(false, "%s: %d of its replies were carried, and it did not succeed", what,
@@ -199,7 +214,7 @@ func linkLateAcquire(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
 	b := e.open()
-	for n := -1; n < maxReplies; n++ {
+	for n := -1; n < maxReplies; n++ { // if n is -1, the first request is held back
 		e.recovers(d) // makes connections
 		c := e.claim(e.long)
 		next := e.claimOf(c.Key, e.long)
@@ -207,25 +222,28 @@ func linkLateAcquire(e *env) {
 		l.disturb(n, Hung)
 		done := e.begin(func() error { return errOf(d.acquire(c)) })
 		e.sleep(e.term / 8) // so that the other round trips end
-		ended := len(done) > 0
-		_, taken := b.acquire(next)
-		if taken == nil {
+		endedHung := len(done) > 0
+
+		// If only the last reply is held back, the attempt already holds the key.
+		_, nextErr := b.acquire(next)
+		if nextErr == nil {
 			b.keep(next)
 		} else {
-			must(is("acquire a key that an attempt may hold", taken, backend.ErrHeld))
+			must(is("acquire a key that an attempt may hold", nextErr, backend.ErrHeld))
 		}
 
 		l.Set(Up)
 		err := e.arrives("an attempt that arrives late", done)
-		if taken == nil {
+		if nextErr == nil {
 			require(err != nil,
 				"an attempt that was held back was granted a key that another holds")
 			b.keep(next)
 			b.give(next)
 		}
 
-		if e.undone(d, b, c, err); ended {
-			return // no reply of the call was held back
+		e.undone(d, b, c, err)
+		if endedHung {
+			return // it needs only n replies, so each of its round trips was held back in turn
 		}
 	}
 
@@ -233,6 +251,7 @@ func linkLateAcquire(e *env) {
 		maxReplies)
 }
 
+// linkLateRelease holds back each round trip of a Release in turn, until a successor has the key.
 func linkLateRelease(e *env) {
 	e.outlives("a late Release", []time.Duration{e.long},
 		func(d *driver, cs []backend.Claim) error { return d.release(cs[0]) },
@@ -242,6 +261,9 @@ func linkLateRelease(e *env) {
 		})
 }
 
+// linkLateRenew does the same as linkLateRelease, with one Renew for two keys. The successor of the
+// first key has a long term, which the late Renew must not end. The successor of the second key has
+// a short term, which the late Renew must not prolong.
 func linkLateRenew(e *env) {
 	e.outlives("a late renewal", []time.Duration{e.long, e.term},
 		func(d *driver, cs []backend.Claim) error {
@@ -254,6 +276,8 @@ func linkLateRenew(e *env) {
 		})
 }
 
+// linkEnds lets the store hang during each round trip of a call in turn, and ends the call's
+// context. The first call that needs no further round trip is the last.
 func linkEnds(e *env) {
 	l := e.cable()
 	d := e.openAt(l.Store)
@@ -266,22 +290,24 @@ func linkEnds(e *env) {
 			return errOf(d.Acquire(ctx, c))
 		},
 		"Release": func(ctx context.Context) error {
+			// The answer is ErrLost, because this is another token.
 			return d.Release(ctx, e.claimOf(held.Key, e.long))
 		},
 	} {
-		n := -1
-		for e.endsInTime(l, n, what+" of a store that hangs", call) {
-			e.recovers(d)
-			n++
+		more := true
+		for n := -1; more; n++ { // if n is -1, the first request does not arrive
 			requireInTime(n < maxReplies,
 				"%s: %d of its replies were carried, and it did not succeed", what, n)
+			more = e.endsInTime(l, n, what+" of a store that hangs", call)
+			e.recovers(d)
 		}
 	}
 }
 
 // endsInTime lets the store hang after n replies of a call, and ends the call's context. The call
 // must then return promptly. endsInTime makes several calls and judges the fastest, because the
-// machine may be slow. It reports whether the call needs more than n replies.
+// machine may be slow. The result more reports whether the call needs more than n replies. If the
+// call needs no more, it has ended before the store hung, and endsInTime judges nothing.
 func (e *env) endsInTime(
 	l *Link, n int, what string, call func(ctx context.Context) error,
 ) (more bool) {
@@ -289,9 +315,12 @@ func (e *env) endsInTime(
 	best := e.patience
 	for range 4 {
 		l.Set(Up)
-		// Do not use e.term, because a driver may end a call after some seconds.
+		// The pause must not grow from try to try as e.term does, because a driver may itself end a
+		// call after some seconds.
 		pause := e.h.Term / 4
 		end := time.Now().Add(pause)
+
+		// End the context by its deadline, or by a cancellation if the driver also observes that.
 		ctx, cancel := context.WithDeadline(e.ctx, end)
 		if e.traits.Cancellation == backend.CancelPrompt {
 			cancel()
@@ -302,14 +331,14 @@ func (e *env) endsInTime(
 		l.disturb(n, Hung)
 		err := e.within(what, func() error { return call(ctx) })
 		cancel()
-
 		best = min(best, time.Since(end))
-		if definite := unknown(what, err); definite != nil {
-			if n < 0 {
-				must(definite)
-			}
-			return false // the call ended before the link hung
+
+		// If n is negative, no request arrives, so the store cannot have answered.
+		answered := err == nil || definite(err)
+		if answered && n >= 0 {
+			return false
 		}
+		must(unknown(what, err))
 	}
 
 	requireInTime(best <= e.promptly,

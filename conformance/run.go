@@ -11,7 +11,7 @@ import (
 )
 
 // Run does what [Check] does, as a test with a subtest for each clause. Clauses run at the same
-// time unless -run or -skip selects some clauses.
+// time unless -run or -skip selects some clauses. Then only these clauses run, one after another.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.Name == "" {
@@ -20,7 +20,7 @@ func Run(t *testing.T, h Harness) {
 
 	ctx := t.Context()
 	if err := serveIfChild(ctx, h); err != nil {
-		t.Skip(err)
+		t.Skip(err) // the child belongs to another test of the program, which may still come
 	}
 	s, err := newSuite(ctx, h, testArgs(t.Name()))
 	if err != nil {
@@ -28,24 +28,25 @@ func Run(t *testing.T, h Harness) {
 	}
 	t.Cleanup(s.stop)
 
-	// If flags select some subtests, run only these clauses.
+	// If flags select some subtests, only package testing knows which. So each subtest then runs
+	// its own clause. Otherwise all clauses start now, and each subtest waits for its result. The
+	// pattern of -run selects subtests if it has more parts than the name of this test.
 	value := func(f string) string { return flag.Lookup(f).Value.String() }
-	deeper := strings.Count(value("test.run"), "/") > strings.Count(t.Name(), "/")
-	picked := deeper || value("test.skip") != ""
-	cs := s.clauses()
+	runSelects := strings.Count(value("test.run"), "/") > strings.Count(t.Name(), "/")
+	selected := runSelects || value("test.skip") != ""
 	var results []chan Result
-	if !picked {
+	if !selected {
 		results = s.start(ctx)
 	}
 
-	counts := map[string]int{}
-	for i, c := range cs {
+	counts := map[string]int{} // the number of results, by their status
+	for i, c := range s.clauses() {
 		t.Run(c.name, func(t *testing.T) {
 			var r Result
-			if results != nil {
-				r = <-results[i]
-			} else {
+			if selected {
 				r = s.run(ctx, c)
+			} else {
+				r = <-results[i]
 			}
 			counts[r.Status]++
 			report(t, r)
@@ -88,8 +89,8 @@ func report(t *testing.T, r Result) {
 	}
 }
 
-// testArgs returns arguments with which a test binary runs the test of this name, followed by the
-// other arguments of this program.
+// testArgs returns arguments with which a test binary runs only the test of this name. The
+// program's own arguments follow, but for those of package testing.
 func testArgs(name string) []string {
 	parts := strings.Split(name, "/")
 	for i := range parts {

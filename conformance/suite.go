@@ -35,13 +35,23 @@ type allowance struct {
 // fourfold, and the other fields double. The field long stays below Traits.MaxTTL, and the field
 // term is at most an eighth of the field long, unless Harness.Term is longer.
 func (s *suite) paceOf(n int) allowance {
-	p := allowance{term: s.h.Term << (2 * n), long: s.h.Long << n, timeout: s.h.Timeout << n,
-		patience: 20 * time.Second << n, promptly: 50 * time.Millisecond << n}
-	if most := s.traits.MaxTTL; most > 0 {
-		// Stay below MaxTTL, because Extend adds the drift to the term that it asks for.
-		p.long = min(p.long, most-2*backend.Drift(most))
+	p := allowance{
+		term:     s.h.Term << (2 * n),
+		long:     s.h.Long << n,
+		timeout:  s.h.Timeout << n,
+		patience: 20 * time.Second << n,
+		promptly: 50 * time.Millisecond << n,
 	}
-	p.term = s.granted(max(s.h.Term, min(p.term, p.long/8)))
+
+	maxTTL := s.traits.MaxTTL
+	if maxTTL > 0 {
+		// Stay below MaxTTL with room to spare, because Extend adds the drift to the term that it
+		// asks for.
+		p.long = min(p.long, maxTTL-2*backend.Drift(maxTTL))
+	}
+
+	// A long hold must outlast a clause, which may last for several terms.
+	p.term = s.rounded(max(s.h.Term, min(p.term, p.long/8)))
 	return p
 }
 
@@ -51,7 +61,7 @@ type suite struct {
 	store     string
 	stop      func()
 	traits    backend.Traits
-	waiter    bool // the driver is a Waiter or a Waker
+	waiter    bool // the driver is a Waiter or a Waker; see the function wait
 	waker     bool
 	inspector bool
 	lister    bool
@@ -90,7 +100,7 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	}
 
 	s.traits = d.Traits()
-	s.h.Term = s.granted(s.h.Term)
+	s.h.Term = s.rounded(s.h.Term)
 	_, s.waker = d.(backend.Waker)
 	_, s.waiter = d.(backend.Waiter)
 	s.waiter = s.waiter || s.waker
@@ -107,8 +117,8 @@ func newSuite(ctx context.Context, h Harness, childArgs []string) (*suite, error
 	return s, nil
 }
 
-// granted returns ttl, rounded up as the driver rounds terms.
-func (s *suite) granted(ttl time.Duration) time.Duration {
+// rounded returns ttl, rounded up as the driver's Traits say that the driver rounds terms.
+func (s *suite) rounded(ttl time.Duration) time.Duration {
 	ttl = max(ttl, s.traits.MinTTL)
 	if unit := s.traits.TTLUnit; unit > 0 {
 		ttl = (ttl + unit - 1) / unit * unit
@@ -128,7 +138,8 @@ func (s *suite) clauses() []*clause {
 }
 
 // start runs all clauses in the background. It returns one channel for the result of each clause,
-// in the order of the clauses.
+// in the order of the clauses. Each channel has room for its result, so that sending it never
+// blocks.
 func (s *suite) start(ctx context.Context) []chan Result {
 	cs := s.clauses()
 	results := make([]chan Result, len(cs))
@@ -140,10 +151,11 @@ func (s *suite) start(ctx context.Context) []chan Result {
 }
 
 // runAll runs clauses and sends their results. Before a clause that must run alone, it waits until
-// all others have ended.
+// the others have ended. The first clause also runs alone, because if it fails, the others are
+// skipped.
 func (s *suite) runAll(ctx context.Context, cs []*clause, results []chan Result) {
 	var wg sync.WaitGroup
-	room := make(chan struct{}, concurrent)
+	room := make(chan struct{}, concurrent) // has one element for each running clause
 	for i, c := range cs {
 		if c.alone || c.name == firstClause {
 			wg.Wait()
@@ -162,9 +174,11 @@ func (s *suite) runAll(ctx context.Context, cs []*clause, results []chan Result)
 
 const whyHopeless = `not tried, since "` + firstClause + `" has failed`
 
+// run tries c, unless c must be skipped, and returns the result.
 func (s *suite) run(ctx context.Context, c *clause) Result {
 	r := Result{Name: c.name, Why: c.why, Contract: c.says}
-	if r.Reason = c.need.missing(s); s.hopeless.Load() {
+	r.Reason = c.need.missing(s)
+	if s.hopeless.Load() {
 		r.Reason = whyHopeless
 	}
 	if r.Reason != "" {
@@ -173,10 +187,10 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 	}
 
 	began := time.Now()
-	earlier, err := s.repeat(ctx, c)
+	slowTries, err := s.repeat(ctx, c)
 	r.Elapsed = time.Since(began)
-	if len(earlier) > 0 {
-		r.Reason = "tried again: " + strings.Join(earlier, "; ")
+	if len(slowTries) > 0 {
+		r.Reason = "tried again: " + strings.Join(slowTries, "; ")
 	}
 
 	r.Status = passed
@@ -186,10 +200,10 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 	case errors.As(err, &skip):
 		r.Status = skipped
 		r.Reason = skip.reason
-	case declared && err != nil:
+	case declared && err != nil: // it failed, as declared
 		r.Status = skipped
 		r.Reason = cannot + " (" + err.Error() + ")"
-	case declared:
+	case declared: // it passed, so the declaration is wrong
 		r.Status = failed
 		r.Err = fmt.Errorf("the clause is met, although Harness.Cannot declares "+
 			"that it cannot be (%s): remove the declaration", cannot)
@@ -207,40 +221,49 @@ func (s *suite) run(ctx context.Context, c *clause) Result {
 	return r
 }
 
-// repeat tries a clause, at most tries times, until it passes or fails for a reason other than a
-// slow machine. The result earlier describes the failures of tries that were repeated.
-func (s *suite) repeat(ctx context.Context, c *clause) (earlier []string, err error) {
+// repeat tries a clause until it passes, or fails for a reason other than a slow machine, but at
+// most four times. It returns the error of the last try. The result slowTries describes each
+// failure that a slow machine may have caused.
+func (s *suite) repeat(ctx context.Context, c *clause) (slowTries []string, err error) {
 	for n := range tries {
 		p := s.paceOf(n)
 		began := time.Now()
 		stalls := stall.Watch(nil)
 		err = s.once(ctx, c, p)
 		took := time.Since(began)
-		stalled := stalls()
+		stalled := stalls() // how long this process did not run
+
+		// If the try has passed, was skipped, was cancelled or hung, another try is of no use.
+		var skip *skipError
+		skips := errors.As(err, &skip)
+		if err == nil || skips || ctx.Err() != nil || took > limit {
+			return slowTries, err
+		}
 
 		// A failure does not count if the machine or the store was slow: this process did not run
-		// for a while, long holds may have expired, or a call had no answer for a whole timeout.
-		var late *slowError
-		var skip *skipError
+		// for a while, long holds may have expired, a call had no answer for a whole timeout, or
+		// the failed step says so. Some long holds last for only half of p.long.
+		var slowErr *slowError
 		timesOut := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
 		silent := timesOut && took >= p.timeout
-		disturbed := stalled > p.term/8 || took > p.long/2 || silent
-		slowly := disturbed || errors.As(err, &late)
-		over := err == nil || ctx.Err() != nil || took > limit
-		switch {
-		case over || errors.As(err, &skip) || !slowly:
-			return earlier, err
-		case n == tries-1 && stalled > p.term/8:
+		stopped := stalled > p.term/8
+		expired := took > p.long/2
+		if !silent && !stopped && !expired && !errors.As(err, &slowErr) {
+			return slowTries, err
+		}
+
+		if n == tries-1 && stopped {
 			return nil, &skipError{fmt.Sprintf("this machine is too slow: "+
 				"this process did not run for %v of a term of %v (%v)", stalled, p.term, err)}
 		}
-		earlier = append(earlier, fmt.Sprintf(
+		slowTries = append(slowTries, fmt.Sprintf(
 			"with a term of %v, of which this process did not run for %v: %v", p.term, stalled, err))
 	}
-	return earlier, err
+	return slowTries, err
 }
 
-// once tries a clause once. All goroutines of the try have the same profiler label.
+// once tries a clause once. All goroutines of the try have the same profiler label, so that the
+// error can show their stacks if the try hangs.
 func (s *suite) once(ctx context.Context, c *clause, p allowance) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

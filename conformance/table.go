@@ -66,7 +66,7 @@ func alone(cs []clause) []clause {
 	return cs
 }
 
-// given adds the need n to each clause in cs.
+// given adds the need n to each clause in cs, before the clause's own need.
 func given(n need, cs []clause) []clause {
 	for i, c := range cs {
 		cs[i].need = all(n, c.need)
@@ -115,6 +115,8 @@ var (
 	shares, unshared    = either("Shared", func(t backend.Traits) bool { return t.Shared })
 )
 
+// either returns the needs of clauses that apply to drivers with a trait, and of clauses that apply
+// to drivers without that trait.
 func either(trait string, has func(t backend.Traits) bool) (with, without need) {
 	trait += " by its Traits"
 	with = needs("not "+trait, func(s *suite) bool { return has(s.traits) })

@@ -21,7 +21,8 @@ func must(err error) {
 	}
 }
 
-// mustf is like the function must, but puts a message before the error. The message names the step.
+// mustf is like the function must, but puts a message before the error. The message says which step
+// has failed.
 func mustf(err error, format string, args ...any) {
 	if err != nil {
 		fail("%s: %w", fmt.Sprintf(format, args...), err)
@@ -44,6 +45,7 @@ type slowError struct{ error }
 
 func (e *slowError) Unwrap() error { return e.error }
 
+// slow returns a slowError with this message.
 func slow(format string, args ...any) error { return &slowError{fmt.Errorf(format, args...)} }
 
 // mustInTime is like the function mustf, but for a step that may fail on a slow machine.
@@ -65,8 +67,8 @@ type skipError struct{ reason string }
 
 func (e *skipError) Error() string { return e.reason }
 
-// hooked ends the try if err, the error of a hook of the Harness, is not nil. If err is
-// errors.ErrUnsupported, the clause is skipped.
+// hooked ends the try if err, the error of a hook of the Harness, is not nil. The clause fails. But
+// if err matches errors.ErrUnsupported, the clause is skipped.
 func hooked(err error) {
 	if errors.Is(err, errors.ErrUnsupported) {
 		err = &skipError{err.Error()}
@@ -85,6 +87,8 @@ func is(what string, got, want error) error {
 	return fmt.Errorf("%s: %q, want %q", what, got, want)
 }
 
+// definite reports whether err says that the call has taken and changed nothing. After any other
+// error the outcome of the call is unknown.
 func definite(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLost) ||
 		errors.Is(err, backend.ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
