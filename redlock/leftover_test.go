@@ -42,6 +42,13 @@ func TestBreakEndsVotesInFlight(t *testing.T) {
 		await.Must(tr, cr.Break(tr.Context(), "k"))
 		time.Sleep(5 * time.Second)
 		tr.nothingLeft()
+
+		tr.each("2", delay(500*time.Millisecond))
+		began := time.Now()
+		await.Must(tr, cr.Break(tr.Context(), "k"))
+		if time.Since(began) < 500*time.Millisecond {
+			tr.Error("Break did not wait for the slow node, which could remove a later record")
+		}
 	})
 }
 
