@@ -72,7 +72,7 @@ func (d *driver) query(
 // after a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
 // isolation level is above read committed, serialization failures. After any other error the
 // statement is not repeated, because it may have been carried out. A repeated statement counts its
-// rows from zero again, because a conflict at the commit undoes also the rows that scan has read.
+// rows from zero again, because a conflict at the commit also undoes the rows that scan has read.
 func (d *driver) queryOn(
 	ctx context.Context, on *connections, statement string, scan scanner, args ...any,
 ) (int, error) {
