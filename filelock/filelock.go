@@ -131,9 +131,9 @@ func (d *driver) check(ctx context.Context) error {
 	return nil
 }
 
-// probe creates the directory if it does not exist, and locks and unlocks the first guard if that is
-// free. Therefore a wrong configuration is an error of Open, and not of the first Lock. The directory
-// has that guard since its creation, so Open needs no space on the disk.
+// probe creates the directory if it does not exist, and locks and unlocks the first guard if that
+// is free. Therefore a wrong configuration is an error of Open, and not of the first Lock. The
+// directory has that guard since its creation, so Open needs no space on the disk.
 func (d *driver) probe(ctx context.Context) error {
 	if err := d.check(ctx); err != nil {
 		return err
@@ -145,8 +145,8 @@ func (d *driver) probe(ctx context.Context) error {
 	return explain(err)
 }
 
-// guarded locks the guard of key, calls f, and unlocks the guard. It returns f's error, or the reason
-// why it did not call f. The timeout bounds only the wait for the guard.
+// guarded locks the guard of key, calls f, and unlocks the guard. It returns f's error, or the
+// reason why it did not call f. The timeout bounds only the wait for the guard.
 func (d *driver) guarded(
 	ctx context.Context, key string, timeout time.Duration, f func(g *guard) error,
 ) error {
@@ -233,8 +233,8 @@ func (d *driver) take(g *guard, c backend.Claim, r *record, draft *os.File) erro
 	return g.publish(r, draft)
 }
 
-// Renew prolongs the terms of cs. Each claim has a goroutine, so that if another process has a guard,
-// only the claims of that guard's stripe wait.
+// Renew prolongs the terms of cs. Each claim has a goroutine, so that if another process has a
+// guard, only the claims of that guard's stripe wait.
 func (d *driver) Renew(
 	ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error),
 ) {

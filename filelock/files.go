@@ -112,7 +112,8 @@ func newFile(path string) (*os.File, error) {
 	return f, err
 }
 
-// createTemp creates a file in dir with a temporary name and the given content. The file stays open.
+// createTemp creates a file in dir with a temporary name and the given content. The file stays
+// open.
 func createTemp(dir string, content []byte) (*os.File, error) {
 	f, err := newFile(filepath.Join(dir, tempPrefix+rand.Text()))
 	if err != nil {
@@ -127,7 +128,8 @@ func createTemp(dir string, content []byte) (*os.File, error) {
 }
 
 // createFile creates a file at path with the given content. If the file system has hard links, no
-// other process sees the file without its content. It returns fs.ErrExist if there is a file already.
+// other process sees the file without its content. It returns fs.ErrExist if there is a file
+// already.
 func createFile(path string, content []byte) error {
 	f, err := createTemp(filepath.Dir(path), content)
 	if err != nil {
@@ -146,8 +148,8 @@ func createFile(path string, content []byte) error {
 		return err
 	}
 
-	// The file system probably has no hard links. Such file systems (FAT) have no owners either, so a
-	// file with a wrong mode does no harm, and may be created at its final path.
+	// The file system probably has no hard links. Such file systems (FAT) have no owners either, so
+	// a file with a wrong mode does no harm, and may be created at its final path.
 	if f, err = newFile(path); err != nil {
 		return err
 	}

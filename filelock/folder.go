@@ -32,8 +32,8 @@ func (f folder) stripeFile(kind string, stripe int) string {
 }
 
 // load returns the record that holds the key, or nil, nil if there is no record or its term has
-// ended. If the state file has no valid record of the key, the key is not free, but its holder is not
-// known. So load returns an error, which is not ErrHeld.
+// ended. If the state file has no valid record of the key, the key is not free, but its holder is
+// not known. So load returns an error, which is not ErrHeld.
 func (f folder) load(key string, now instant) (*record, error) {
 	path := f.recordFile(key)
 	b, fi, err := readFile(path)
@@ -134,8 +134,8 @@ func (f folder) ensureFile(path string, content []byte) error {
 	return err
 }
 
-// ensure creates the directory and its parents if they do not exist. If something else has that name,
-// it returns an error.
+// ensure creates the directory and its parents if they do not exist. If something else has that
+// name, it returns an error.
 func (f folder) ensure() error {
 	if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
 		return err
@@ -151,8 +151,8 @@ func (f folder) ensure() error {
 	return f.create()
 }
 
-// create creates the directory with the first guard in it. It also returns nil if another process is
-// faster.
+// create creates the directory with the first guard in it. It also returns nil if another process
+// is faster.
 func (f folder) create() error {
 	// The umask removes bits, so set the mode after the creation, and give the directory its name
 	// after that. Otherwise a process that is killed in between could leave a directory that other

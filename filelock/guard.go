@@ -23,9 +23,9 @@ const (
 type guards struct {
 	folder folder
 
-	// turns contains a channel for each guard. Who has sent a value to the channel has this process's
-	// turn. The channel has room for one value, so only one goroutine of this process polls the
-	// guard's file.
+	// turns contains a channel for each guard. Who has sent a value to the channel has this
+	// process's turn. The channel has room for one value, so only one goroutine of this process
+	// polls the guard's file.
 	turns [stripes]chan struct{}
 }
 
@@ -37,9 +37,9 @@ func newGuards(f folder) *guards {
 	return gs
 }
 
-// lock blocks until it has guard n or ctx ends. It polls the file, because a call that blocks in the
-// kernel cannot be cancelled. A guard is usually held for tens of microseconds, so the first sleep
-// is short.
+// lock blocks until it has guard n or ctx ends. It polls the file, because a call that blocks in
+// the kernel cannot be cancelled. A guard is usually held for tens of microseconds, so the first
+// sleep is short.
 func (gs *guards) lock(ctx context.Context, n int) (*guard, error) {
 	start := time.Now()
 	select {
@@ -178,8 +178,8 @@ func (g *guard) mine(c backend.Claim, now instant) (*record, error) {
 	return r, nil
 }
 
-// drawFence returns a fence that is larger than all earlier fences of the stripe's keys, and writes it
-// into the stripe's file as the last fence.
+// drawFence returns a fence that is larger than all earlier fences of the stripe's keys, and writes
+// it into the stripe's file as the last fence.
 func (g *guard) drawFence(now instant) (uint64, error) {
 	f, _, err := openFile(g.folder.fenceFile(g.stripe), os.O_RDWR)
 	if err != nil {

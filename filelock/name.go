@@ -75,8 +75,8 @@ func mayBegin(name, prefix string) bool {
 	return strings.HasPrefix(name, sumPrefix) && strings.HasSuffix(name, suffix)
 }
 
-// stripeOfName returns the stripe of a key, given the name of the key's state file. The name must be
-// one for which mayBegin has returned true. If no key has that name, ok is false.
+// stripeOfName returns the stripe of a key, given the name of the key's state file. The name must
+// be one for which mayBegin has returned true. If no key has that name, ok is false.
 func stripeOfName(name string) (stripe int, ok bool) {
 	name, _ = strings.CutSuffix(name, suffix)
 	if sum, ok := strings.CutPrefix(name, sumPrefix); ok {

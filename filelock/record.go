@@ -123,8 +123,9 @@ func decode(b []byte) (*record, error) {
 	}
 
 	// No copy is complete. If the whole file has the form of one copy with a wrong checksum, as a
-	// file of two copies has, the first copy says best what is wrong. Otherwise the whole file does:
-	// it is foreign, of another version, or torn. If it is one valid copy, the second one is missing.
+	// file of two copies has, the first copy says best what is wrong. Otherwise the whole file
+	// does: it is foreign, of another version, or torn. If it is one valid copy, the second one is
+	// missing.
 	_, wholeErr := unseal(b, recordHeader, errForeign)
 	if errors.Is(wholeErr, errChanged) {
 		return nil, firstErr

@@ -16,8 +16,8 @@ const (
 	openFiles  = 1000 // how many files Open by URL sweeps
 )
 
-// sweeper removes the records whose terms have ended, and temporary files that were left behind. Each
-// sweep checks some files, and the next sweep goes on where it has ended.
+// sweeper removes the records whose terms have ended, and temporary files that were left behind.
+// Each sweep checks some files, and the next sweep goes on where it has ended.
 type sweeper struct {
 	folder folder
 	guards *guards
@@ -125,8 +125,9 @@ func (s *sweeper) close() {
 	s.closeDir()
 }
 
-// closeDir closes the directory that the next sweep would continue to read. If a sweep runs, closeDir
-// does nothing, because the sweep may hang in the file system. That sweep calls closeDir at its end.
+// closeDir closes the directory that the next sweep would continue to read. If a sweep runs,
+// closeDir does nothing, because the sweep may hang in the file system. That sweep calls closeDir
+// at its end.
 func (s *sweeper) closeDir() {
 	if s.mu.TryLock() {
 		s.dir.Close() // returns an error if the directory is nil

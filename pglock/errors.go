@@ -49,9 +49,10 @@ func flat(err error) string {
 	return strings.Join(words, " ")
 }
 
-// badConfig returns the error of a URL or a parameter that pgx cannot use. The argument err is pgx's
-// error. Its text begins with the URL, between backquotes, and the URL may contain a password. So
-// badConfig shows only the text after the URL, and only if that text contains no secret.
+// badConfig returns the error of a URL or a parameter that pgx cannot use. The argument err is
+// pgx's error. Its text begins with the URL, between backquotes, and the URL may contain a
+// password. So badConfig shows only the text after the URL, and only if that text contains no
+// secret.
 func badConfig(err error, secrets ...string) error {
 	var path *fs.PathError // a file such as that of sslrootcert cannot be read
 	if errors.As(err, &path) {

@@ -28,8 +28,8 @@ const (
 	refusedPause = 200 * time.Millisecond
 	scarcePause  = time.Second
 
-	// checkPoolEvery is how often a caller without a connection checks whether one was made or given
-	// back.
+	// checkPoolEvery is how often a caller without a connection checks whether one was made or
+	// given back.
 	checkPoolEvery = 5 * time.Millisecond
 )
 
@@ -103,8 +103,8 @@ const (
 )
 
 // mayAsk returns how a caller may ask the pool for a connection now. If the result is notNow, the
-// caller must return err, or try again later if err is nil. Otherwise it must ask the pool, and then
-// call h.asked.
+// caller must return err, or try again later if err is nil. Otherwise it must ask the pool, and
+// then call h.asked.
 //
 // The pool makes a connection for each caller that finds none idle. The limits on new connections
 // hold only if mayAsk lets no more callers ask for an idle connection than there are.
@@ -130,8 +130,8 @@ func (h *health) mayAsk(p *pgxpool.Pool) (r request, err error) {
 }
 
 // The method asked records the pool's answer to a request. If the server has refused a connection,
-// a pause begins. A timeout is no refusal. An error after the end of ctx is none either, because the
-// pool still tries to make the connection for another caller.
+// a pause begins. A timeout is no refusal. An error after the end of ctx is none either, because
+// the pool still tries to make the connection for another caller.
 func (h *health) asked(ctx context.Context, r request, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -42,7 +42,8 @@ func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 }
 
 // owners returns the owners of the shared holds that end after now, but not more than 1,000. The
-// parameter readers is the JSON of all shared holds of a key, by token. Malformed holds are ignored.
+// parameter readers is the JSON of all shared holds of a key, by token. Malformed holds are
+// ignored.
 func owners(readers string, now time.Time) (owners []string) {
 	var holds map[string]struct{ Owner, End string }
 	_ = json.Unmarshal([]byte(readers), &holds) // Unmarshal goes on after a value of a wrong type

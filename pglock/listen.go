@@ -77,8 +77,8 @@ func newListener(d *driver) *listener {
 func (l *listener) channel() string { return fmt.Sprint(l.d.channel, "_", l.client) }
 
 // Listen registers a caller to be woken when its turn has come, or when a release may have been
-// missed: whenever a session begins to listen, the driver wakes all callers. If no messages can come,
-// Listen returns an error, or closes wake later. The caller must then poll.
+// missed: whenever a session begins to listen, the driver wakes all callers. If no messages can
+// come, Listen returns an error, or closes wake later. The caller must then poll.
 func (d *driver) Listen(
 	_ context.Context, c backend.Claim,
 ) (wake <-chan struct{}, stop func(), err error) {
@@ -181,11 +181,12 @@ const (
 )
 
 // begin returns a new attempt, for which the caller must later call end. If it returns a refusal
-// instead, no attempt is needed, because the refusal is the answer to the last one and is still true.
+// instead, no attempt is needed, because the refusal is the answer to the last one and is still
+// true.
 //
-// A refusal can be returned again because the engine repeats a refused attempt as soon as it listens,
-// lest it miss a release in between. If the session was listening already when the refused attempt
-// began, a release would have sent a message, and a message removes the stored refusal.
+// A refusal can be returned again because the engine repeats a refused attempt as soon as it
+// listens, lest it miss a release in between. If the session was listening already when the refused
+// attempt began, a release would have sent a message, and a message removes the stored refusal.
 func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	p := spot{c.Key, c.Shared}
 	l.mu.Lock()
@@ -235,7 +236,7 @@ func (l *listener) end(a attempt, err error) {
 		if errors.Is(err, backend.ErrHeld) && w.heard == a.heard {
 			w.refusal = err
 		}
-	case w.asking > 0 || len(w.wakeChannels) > 1: // one channel is that of the caller that has the grant
+	case w.asking > 0 || len(w.wakeChannels) > 1: // one channel may be of the caller with the grant
 		w.wakeLocked() // the grant has taken the number out of the line, so the others must ask again
 	default:
 		w.inLine = false
@@ -245,9 +246,10 @@ func (l *listener) end(a attempt, err error) {
 	}
 }
 
-// forget forgets the waiter of a spot if the last attempt of that waiter had the token, and no caller
-// listens or asks for it any more. It returns the waiter's number, which the caller must remove from
-// the line. If there is no such waiter, or the database cannot have its number, forget returns 0.
+// forget forgets the waiter of a spot if the last attempt of that waiter had the token, and no
+// caller listens or asks for it any more. It returns the waiter's number, which the caller must
+// remove from the line. If there is no such waiter, or the database cannot have its number, forget
+// returns 0.
 func (l *listener) forget(p spot, token string) (number int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -273,7 +275,7 @@ func (w *waiter) wakeLocked() {
 
 // The method wake wakes the callers of the waiter that a message names.
 func (l *listener) wake(message string) {
-	number, _ := strconv.ParseInt(message, 10, 64) // no waiter has 0, the number of a strange message
+	number, _ := strconv.ParseInt(message, 10, 64) // of a strange message 0, which no waiter has
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lastMessage = time.Now()
@@ -284,9 +286,9 @@ func (l *listener) wake(message string) {
 	}
 }
 
-// vouches reports whether a connection that was idle for that time needs no check. This is so if the
-// time is short, and a message has just come in a session that began before it. The message shows
-// that the server was not restarted meanwhile.
+// vouches reports whether a connection that was idle for that time needs no check. This is so if
+// the time is short, and a message has just come in a session that began before it. The message
+// shows that the server was not restarted meanwhile.
 func (l *listener) vouches(idle time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -410,8 +412,8 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 			return false
 		}
 		if err != nil {
-			// There was no message. Find out whether the connection still works. If not, callers are
-			// not woken until then, but they try once a second.
+			// There was no message. Find out whether the connection still works. If not, callers
+			// are not woken until then, but they try once a second.
 			within, cancel := context.WithTimeout(ctx, checkListening)
 			err := c.Ping(within)
 			cancel()

@@ -66,8 +66,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		// A ping takes a round trip. So call CheckConn, which takes a millisecond, and ping only if
 		// it has found that the server has ended the connection. CheckConn is deprecated because it
 		// does not notice that a server has stopped answering; the type health does. If the
-		// connection was just in use, not even the millisecond is spent, because it would be lost at
-		// each hand-over of a busy key.
+		// connection was just in use, not even the millisecond is spent, because it would be lost
+		// at each hand-over of a busy key.
 		isFresh := p.IdleDuration <= checkIdle || d.listener.vouches(p.IdleDuration)
 		return !isFresh && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}

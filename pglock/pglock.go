@@ -24,8 +24,8 @@
 // release wakes the first one by NOTIFY. Waiters also try once a second, and when the holder's term
 // ends. While callers wait, their Client uses one more connection, and renewals use up to two. Each
 // call for a shared lease rewrites the row of the key, which lists all shared leases of that key.
-// So a key should have tens of shared leases, not thousands. A transaction that stays open for long,
-// as in pg_dump, slows down busy keys of its database: see docs/pglock.md.
+// So a key should have tens of shared leases, not thousands. A transaction that stays open for
+// long, as in pg_dump, slows down busy keys of its database: see docs/pglock.md.
 //
 // # URL
 //
@@ -113,8 +113,8 @@ type driver struct {
 	guards   guards
 	listener *listener
 
-	// nextSweep is the earliest time, as a UnixNano, at which this driver sweeps again. One grant of
-	// sweepOneIn, on average, starts an attempt to sweep.
+	// nextSweep is the earliest time, as a UnixNano, at which this driver sweeps again. One grant
+	// of sweepOneIn, on average, starts an attempt to sweep.
 	nextSweep  atomic.Int64
 	sweepOneIn int
 
@@ -286,10 +286,10 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 }
 
-// unsent returns the error of an attempt that was not sent, because other calls had all slots or all
-// connections until the attempt's context ended. If the server has answered one of these calls since
-// the attempt began, there is no outage. Then a caller that will retry gets a HeldError, so that it
-// goes on waiting. Otherwise unsent returns err.
+// unsent returns the error of an attempt that was not sent, because other calls had all slots or
+// all connections until the attempt's context ended. If the server has answered one of these calls
+// since the attempt began, there is no outage. Then a caller that will retry gets a HeldError, so
+// that it goes on waiting. Otherwise unsent returns err.
 func (d *driver) unsent(c backend.Claim, began time.Time, err error) error {
 	if answered, _ := d.statements.health.last(); c.WillRetry && answered.After(began) {
 		return &backend.HeldError{}
@@ -545,11 +545,12 @@ func (d *driver) renew(
 		ttls = append(ttls, micros(cs[i].TTL))
 	}
 
-	// The statement returns a row for each hold that it has renewed: the position of the key, from 1.
+	// The statement returns a row for each hold that it has renewed: the position of the key, from
+	// 1.
 	renewed := make([]bool, len(indexes))
 	scan := func(row int, rows pgx.Rows) error {
 		if row == 0 {
-			clear(renewed) // rows count from 0 again because PostgreSQL has undone an earlier attempt
+			clear(renewed) // PostgreSQL has undone an earlier attempt, so rows count from 0 again
 		}
 		var position int64
 		if err := rows.Scan(&position); err != nil {
@@ -607,8 +608,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return backend.ErrLost
 }
 
-// quit removes the waiter with this number from the line of a key. If that waiter is the heir, which
-// the last release has woken, quit wakes the next waiter.
+// quit removes the waiter with this number from the line of a key. If that waiter is the heir,
+// which the last release has woken, quit wakes the next waiter.
 func (d *driver) quit(ctx context.Context, key string, number int64, lockTimeout time.Duration) error {
 	_, err := d.finish(ctx, "quit", key, lockTimeout, number)
 	return err

@@ -65,8 +65,8 @@ func (d *driver) query(
 	return d.queryOn(ctx, d.statements, statement, scan, args...)
 }
 
-// queryOn runs the statement of a file in the directory sql, and calls scan for each row. It returns
-// the number of the rows.
+// queryOn runs the statement of a file in the directory sql, and calls scan for each row. It
+// returns the number of the rows.
 //
 // queryOn repeats a statement that has certainly changed nothing, because PostgreSQL has undone it
 // after a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
@@ -109,10 +109,10 @@ func (d *driver) queryApart(
 }
 
 // finish runs a statement that ends a hold or a wait, and returns the number of the rows. If all
-// connections of the pool are in use, by the program itself or by attempts that wait for the lock of
-// a row, finish uses a connection outside the pool, so that no release waits for them. Each such
-// statement has the same first arguments: the key, the channel, and how long to wait for the lock of
-// the row.
+// connections of the pool are in use, by the program itself or by attempts that wait for the lock
+// of a row, finish uses a connection outside the pool, so that no release waits for them. Each such
+// statement has the same first arguments: the key, the channel, and how long to wait for the lock
+// of the row.
 func (d *driver) finish(
 	ctx context.Context, statement, key string, lockTimeout time.Duration, args ...any,
 ) (n int, err error) {

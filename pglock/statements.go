@@ -18,8 +18,8 @@ func tableName(schema, table string) string {
 	return pgx.Identifier{schema, table}.Sanitize()
 }
 
-// newStatements returns the SQL statements for a table, by the names of their files in the directory
-// sql. Some files are fragments: other files have their names in braces, such as {pass}.
+// newStatements returns the SQL statements for a table, by the names of their files in the
+// directory sql. Some files are fragments: other files have their names in braces, such as {pass}.
 func newStatements(table string) map[string]string {
 	statements := map[string]string{}
 	parts := []string{"{table}", table} // pairs: a name in braces, and its text

@@ -192,9 +192,9 @@ func (f tableInfo) check(table string) error {
 }
 
 // notice finds out whether a connection pooler is between the driver and the server, and records
-// that in d.bouncer. If there is a pooler, the answer comes from another server process than the one
-// that was named when the connection began. If there is no pooler, and own says that the connection
-// belongs to the driver's own pool, notice sets three parameters of the session:
+// that in d.bouncer. If there is a pooler, the answer comes from another server process than the
+// one that was named when the connection began. If there is no pooler, and own says that the
+// connection belongs to the driver's own pool, notice sets three parameters of the session:
 //   - the isolation level to read committed, which has the fewest conflicts;
 //   - lock_timeout to 0, because otherwise a wait for a table lock could end with the same error as
 //     a wait for a row (see blocked);
