@@ -42,6 +42,8 @@ because it would delete data that may not be a lock.`,
 	return cmd
 }
 
+// breakKey frees the key, if it is held. Without force it asks the user first, and refuses to free a
+// value that is not a record of the strategy.
 func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, force bool) error {
 	before, err := client.Inspect(ctx, key)
 	if err != nil && !force { // --force also frees a record that cannot be read
@@ -80,7 +82,8 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 	return nil
 }
 
-// confirm asks the user whether to break key. It returns an error unless the user says yes.
+// confirm asks the user whether to break key, whose hold is s. It returns an error unless the user
+// says yes. If stdin is not a terminal, it asks nothing.
 func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	held := fmt.Sprintf("%s is %v", text.Quote(key), refusal(s))
 	if in, ok := a.in.(*os.File); !ok || !term.IsTerminal(int(in.Fd())) {
@@ -94,7 +97,7 @@ func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	})
 	switch {
 	case err != nil:
-		fmt.Fprintln(a.err)
+		fmt.Fprintln(a.err) // end the line of the question
 		return err
 	case line != "y" && line != "yes":
 		return fmt.Errorf("%s was not broken", text.Quote(key))
