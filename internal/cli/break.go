@@ -42,8 +42,8 @@ because it would delete data that may not be a lock.`,
 	return cmd
 }
 
-// breakKey frees the key, if it is held. Without force it asks the user first, and refuses to free a
-// value that is not a record of the strategy.
+// breakKey frees the key, if it is held. Without force it asks the user first, and refuses to free
+// a value that is not a record of the strategy.
 func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, force bool) error {
 	before, err := client.Inspect(ctx, key)
 	if err != nil && !force { // --force also frees a record that cannot be read

@@ -14,9 +14,9 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// readConfig reads a YAML file. It refuses unknown fields, and a strategy that is not registered. It
-// returns what it has read even with an error. Its errors never show a value of the file that may be
-// a password.
+// readConfig reads a YAML file. It refuses unknown fields, and a strategy that is not registered.
+// It returns what it has read even with an error. Its errors never show a value of the file that
+// may be a password.
 func readConfig(file string) (c hasp.Config, err error) {
 	defer func() {
 		if err != nil {

@@ -70,8 +70,8 @@ func endedBy(sig os.Signal) error {
 		errors.New("ended by signal: " + sig.String())}
 }
 
-// inOurWords translates errors of cobra about the command line, by regular expressions. Of each pair,
-// the first one is searched for, and replaced by the second one.
+// inOurWords translates errors of cobra about the command line, by regular expressions. Of each
+// pair, the first one is searched for, and replaced by the second one.
 var inOurWords = []struct{ theirs, ours string }{
 	{`^unknown command (".*?") for .* Did you mean this\? (\w+).*`,
 		`there is no command $1; did you mean $2`},

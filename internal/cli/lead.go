@@ -26,9 +26,9 @@ type lead struct {
 	startWait func()      // sets endWait
 	endWait   func() bool // from run.beginWait; nil if hasp does not wait
 
-	// A signal ends the wait for the key by a call of cancel. While the command runs, hasp passes the
-	// signal on to the command, and ends after the command. So each call of cancel holds mu, and mu
-	// is held while the command runs.
+	// A signal ends the wait for the key by a call of cancel. While the command runs, hasp passes
+	// the signal on to the command, and ends after the command. So each call of cancel holds mu,
+	// and mu is held while the command runs.
 	mu     sync.Mutex
 	cancel context.CancelFunc
 }
@@ -113,14 +113,15 @@ func (l *lead) lead(cmd *cobra.Command) error {
 		return err // the wait or the start of the command has failed
 	}
 
-	// The command has ended, and err may be the error of the unlock after it. Do not return err: if a
-	// signal has ended hasp, the function execute replaces each returned error by the signal's error.
+	// The command has ended, and err may be the error of the unlock after it. Do not return err: if
+	// a signal has ended hasp, the function execute replaces each returned error by the signal's
+	// error.
 	l.finish(client, l.result, err)
 	return nil
 }
 
-// leading runs the command once, for as long as this process leads. A signal that ends hasp ends ctx.
-// If that has happened before the command begins, leading does not begin it.
+// leading runs the command once, for as long as this process leads. A signal that ends hasp ends
+// ctx. If that has happened before the command begins, leading does not begin it.
 func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 	signal.Notify(l.signals, job.NotIgnored(job.PassedOn)...)
 	l.mu.Lock()
@@ -148,8 +149,8 @@ func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 }
 
 // observe prints that hasp leads. In an outage it prints once that the store cannot be reached. It
-// also begins and ends the wait, which prints a notice (see beginWait). In an outage each attempt is
-// another call of Lock and has an EventRequested, but it is still the same wait.
+// also begins and ends the wait, which prints a notice (see beginWait). In an outage each attempt
+// is another call of Lock and has an EventRequested, but it is still the same wait.
 func (l *lead) observe(ctx context.Context, e hasp.Event) {
 	switch e.Kind {
 	case hasp.EventRequested:

@@ -55,7 +55,8 @@ the lock was lost: another program may have held KEY since.`,
 				return err
 			}
 			defer client.Close()
-			// The method open has only warned about memlock. Here it is an error, because the lock is useless.
+			// The method open has only warned about memlock. Here it is an error, because the lock
+			// is useless.
 			if describe(a.strategy).Reach == backend.Process {
 				return usagef("%s keeps locks inside this process, so no other command can unlock them", a.strategy)
 			}
@@ -118,8 +119,8 @@ func (a *app) unlockCommand() *cobra.Command {
 		func(ctx context.Context, lease *hasp.Lease, _ hasp.Handle) error { return lease.Unlock(ctx) })
 }
 
-// handleCommand returns a command that resumes the lease of a handle, and calls f with both. The lease
-// is not renewed.
+// handleCommand returns a command that resumes the lease of a handle, and calls f with both. The
+// lease is not renewed.
 func (a *app) handleCommand(name, short string, f func(context.Context, *hasp.Lease, hasp.Handle) error) *cobra.Command {
 	return &cobra.Command{
 		Use:   name + " HANDLE|-",

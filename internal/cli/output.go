@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// output is stdout. The first error of a write is the cause of ctx's end, and the error of all later
-// writes.
+// output is stdout. The first error of a write is the cause of ctx's end, and the error of all
+// later writes.
 type output struct {
 	ctx  context.Context
 	fail context.CancelCauseFunc // ends ctx

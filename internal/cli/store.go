@@ -34,10 +34,10 @@ func (s *storeFlags) register(root *cobra.Command) {
 	root.MarkFlagsMutuallyExclusive("url", "config")
 }
 
-// config returns where the locks are kept, and an error if this program does not have the strategy. It
-// remembers the passwords in the configuration, even of one with an error, because the error's text
-// may contain a password. It warns about a password in --url, because every user of the host can read
-// the command line.
+// config returns where the locks are kept, and an error if this program does not have the strategy.
+// It remembers the passwords in the configuration, even of one with an error, because the error's
+// text may contain a password. It warns about a password in --url, because every user of the host
+// can read the command line.
 func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	s := &a.store
 	for _, name := range []string{"url", "config"} {
@@ -136,8 +136,8 @@ func (a *app) withClient(cmd *cobra.Command, f func(context.Context, *hasp.Clien
 	return f(cmd.Context(), client)
 }
 
-// learn remembers the passwords in c: those in the nodes, as they stand there and decoded, and those
-// in parameters.
+// learn remembers the passwords in c: those in the nodes, as they stand there and decoded, and
+// those in parameters.
 func (s *storeFlags) learn(c hasp.Config) {
 	for _, node := range c.Nodes {
 		_, rest, ok := strings.Cut(node, "://")

@@ -50,8 +50,8 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 
 // beginWait begins a wait, which lasts until the caller calls the function end. Meanwhile, Ctrl-Z
 // stops hasp. If the wait lasts for longer than noticeAfter, a notice is printed. The result of end
-// says whether that was done. If the notice is being printed, end waits until it is complete, so that
-// it is not mixed with another line.
+// says whether that was done. If the notice is being printed, end waits until it is complete, so
+// that it is not mixed with another line.
 func (r *run) beginWait(ctx context.Context, client *hasp.Client) (end func() bool) {
 	waiting, cancel := context.WithCancel(ctx)
 	go job.StopItself(waiting)
@@ -66,7 +66,8 @@ func (r *run) beginWait(ctx context.Context, client *hasp.Client) (end func() bo
 	}
 }
 
-// observe prints at each EventStillWaiting how long hasp has waited. With --skip, it prints nothing.
+// observe prints at each EventStillWaiting how long hasp has waited. With --skip, it prints
+// nothing.
 func (r *run) observe(_ context.Context, e hasp.Event) {
 	if r.skip || e.Kind != hasp.EventStillWaiting {
 		return
@@ -106,9 +107,9 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 	return true
 }
 
-// refusal returns the error that a caller gets who is refused because of the hold in s. If the hold is
-// shared, the error names the first owner. With refusal, all commands describe a holder in the same
-// words.
+// refusal returns the error that a caller gets who is refused because of the hold in s. If the hold
+// is shared, the error names the first owner. With refusal, all commands describe a holder in the
+// same words.
 func refusal(s hasp.Status) error {
 	owner := s.Owner
 	if len(s.Shared) > 0 {

@@ -200,13 +200,13 @@ func (l *lock) until() time.Time {
 	return l.seen.Add(l.TTL)
 }
 
-// renewalDue returns the time at which the holder should have renewed. A holder renews after a third
-// of its term, and the largest TTL that was seen is about that term.
+// renewalDue returns the time at which the holder should have renewed. A holder renews after a
+// third of its term, and the largest TTL that was seen is about that term.
 func (l *lock) renewalDue() time.Time { return l.until().Add(-l.most * 2 / 3) }
 
 // unrenewed reports whether the holder seems to have stopped renewing. hasp renews after a third of
-// a term, so less than half of the term means that a renewal is overdue. After an unlock, no hold is
-// renewed that a min hold keeps.
+// a term, so less than half of the term means that a renewal is overdue. After an unlock, no hold
+// is renewed that a min hold keeps.
 func (l *lock) unrenewed() bool {
 	isRenewed := l.Held && !l.Kept
 	return isRenewed && l.TTL >= 0 && l.TTL < l.most/2
