@@ -91,12 +91,12 @@ func (j *Job) fork(path string, argv, env []string) error {
 func (j *Job) wait() {
 	for {
 		var ws syscall.WaitStatus
-		switch _, err := syscall.Wait4(j.pid, &ws, syscall.WUNTRACED, nil); err {
-		case nil:
-		case syscall.EINTR:
+		_, err := syscall.Wait4(j.pid, &ws, syscall.WUNTRACED, nil)
+		if err == syscall.EINTR {
 			continue
-		default:
-			ws = exitFailed << 8 // the command has ended, and the kernel does not say how
+		}
+		if err != nil {
+			ws = exitFailed << 8 // the command has ended with exitFailed, as the kernel does not say how
 		}
 
 		j.changes <- ws
@@ -119,8 +119,8 @@ func (j *Job) Attend(w Watch) Result {
 		case ws = <-j.changes:
 			changed = true
 		case sig = <-j.w.Signals:
-		case <-gone:
-			gone = nil
+		case <-gone: // the method checkLost, below, ends the group
+			gone = nil // do not receive from it again
 		case <-j.deadline:
 			j.kill()
 		}
@@ -161,8 +161,9 @@ func (j *Job) checkLost() {
 // around.
 func (j *Job) signal(sig syscall.Signal) { _ = syscall.Kill(-j.pid, sig) }
 
-// ended takes the terminal back and returns the result. If the lease was lost, it first waits until
-// the group is empty or the grace time has passed.
+// ended takes the terminal back and returns the result of the command, whose status is ws. If the
+// lease was lost, it first waits until the group is empty or the grace time has passed, and until
+// OnLoss has returned.
 func (j *Job) ended(ws syscall.WaitStatus) Result {
 	if j.lost {
 		j.sweep()
@@ -190,6 +191,7 @@ func (j *Job) ended(ws syscall.WaitStatus) Result {
 	return r
 }
 
+// kill sends SIGKILL to the group.
 func (j *Job) kill() {
 	j.killed = true
 	j.signal(unix.SIGKILL)
@@ -210,13 +212,15 @@ func (j *Job) sweep() {
 	}
 }
 
-// left reports whether any process of the group still exists. It first waits for processes that
-// have ended, because hasp has adopted them if hasp is the first process of a container.
+// left reports whether any process of the group still exists. It first collects the processes that
+// have ended, which would otherwise still exist. Such processes are hasp's children if hasp has
+// adopted them, as the first process of a container does.
 func (j *Job) left() bool {
 	for {
 		pid, err := syscall.Wait4(-j.pid, nil, syscall.WNOHANG, nil)
-		if pid <= 0 && err != syscall.EINTR {
-			return syscall.Kill(-j.pid, 0) == nil
+		mayHaveMore := pid > 0 || err == syscall.EINTR
+		if !mayHaveMore {
+			return syscall.Kill(-j.pid, 0) == nil // the signal 0 only checks
 		}
 	}
 }

@@ -42,6 +42,7 @@ func (t *terminal) foreground() int {
 // ours reports whether hasp's group is the foreground group.
 func (t *terminal) ours() bool { return t != nil && t.foreground() == unix.Getpgrp() }
 
+// lentTo reports whether pgrp, the command's group, is the foreground group.
 func (t *terminal) lentTo(pgrp int) bool { return t != nil && t.foreground() == pgrp }
 
 // lend makes pgrp the foreground group if hasp's group is the foreground group.
@@ -59,13 +60,18 @@ func (t *terminal) takeBack() bool {
 		return false
 	}
 	t.lent = false
-	if shell, err := unix.Getsid(0); err == nil && shell != unix.Getpgrp() && t.foreground() == shell {
+
+	// The id of the session is the shell's group, unless hasp itself is in that group.
+	shell, err := unix.Getsid(0)
+	hasShell := err == nil && shell != unix.Getpgrp()
+	if hasShell && t.foreground() == shell {
 		return false
 	}
 	return unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, unix.Getpgrp()) == nil
 }
 
-// recheck clears the field lent if the shell has taken the terminal while hasp was stopped.
+// recheck clears the field lent if pgrp, the command's group, does not have the terminal any more,
+// because the shell has taken it while hasp was stopped.
 func (t *terminal) recheck(pgrp int) {
 	if t != nil && t.lent {
 		t.lent = t.lentTo(pgrp)
