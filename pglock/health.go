@@ -122,7 +122,9 @@ func (h *health) mayAsk(p *pgxpool.Pool) (r request, err error) {
 	case isPause && s.TotalConns() == 0:
 		return notNow, h.refusal // no connection can become idle
 	case isPause, h.dialing >= maxDials, s.ConstructingConns() >= maxDials:
-		return notNow, nil // a caller that has left counts in ConstructingConns only
+		// If a caller has left, the pool goes on making its connection. Then dialing does not count
+		// it any more, but ConstructingConns does.
+		return notNow, nil
 	}
 
 	h.dialing++

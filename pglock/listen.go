@@ -45,6 +45,9 @@ type waiter struct {
 	refusal error
 }
 
+// isUnused reports whether no caller listens or asks for w now.
+func (w *waiter) isUnused() bool { return len(w.wakeChannels) == 0 && w.asking == 0 }
+
 // listener knows the waiters of a driver, and has the connection on which the driver receives
 // messages about releases. Each Client has a channel of its own, so a message reaches one Client.
 // The connection exists only while callers wait, because each NOTIFY takes time in every session
@@ -109,8 +112,7 @@ func (l *listener) add(p spot) (<-chan struct{}, func(), error) {
 		defer l.mu.Unlock()
 		l.lastChange = time.Now()
 		delete(w.wakeChannels, wake)
-		isUnused := len(w.wakeChannels) == 0 && w.asking == 0
-		if isUnused && l.waiters[p] == w { // else w has ended already
+		if w.isUnused() && l.waiters[p] == w { // else w has ended already
 			l.dropLocked(w)
 		}
 	}, nil
@@ -122,8 +124,7 @@ func (l *listener) waiterLocked(p spot) *waiter {
 	if time.Since(l.purged) > keepsPlace {
 		l.purged = time.Now()
 		for p, w := range l.waiters {
-			isUnused := len(w.wakeChannels) == 0 && w.asking == 0
-			if isUnused && time.Since(w.lastAttempt) > keepsPlace {
+			if w.isUnused() && time.Since(w.lastAttempt) > keepsPlace {
 				delete(l.waiters, p) // its place in the database has ended as well
 			}
 		}
@@ -192,11 +193,12 @@ func (l *listener) begin(c backend.Claim) (a attempt, refusal error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !c.WillRetry && l.waiters[p] == nil {
-		return attempt{}, nil
+		return attempt{}, nil // the caller has no place in the line
 	}
 	w := l.waiterLocked(p)
-	listened := !l.listensSince.IsZero() && l.listensSince.Before(w.lastAttempt)
-	if c.WillRetry && listened && w.refusal != nil && time.Since(w.lastAttempt) < freshFor {
+	wasListening := !l.listensSince.IsZero() && l.listensSince.Before(w.lastAttempt)
+	isFresh := w.refusal != nil && time.Since(w.lastAttempt) < freshFor
+	if c.WillRetry && wasListening && isFresh {
 		refusal = w.refusal
 		w.token = c.Token
 		w.refusal = nil // return it only once
@@ -234,11 +236,11 @@ func (l *listener) end(a attempt, err error) {
 	case err != nil:
 		w.inLine = w.inLine || a.enters != never // after an outage too, the place may exist
 		if errors.Is(err, backend.ErrHeld) && w.heard == a.heard {
-			w.refusal = err
+			w.refusal = err // no message has come since the attempt began, so it is still true
 		}
 	case w.asking > 0 || len(w.wakeChannels) > 1: // one channel may be of the caller with the grant
 		w.wakeLocked() // the grant has taken the number out of the line, so the others must ask again
-	default:
+	default: // no other caller waits at this spot
 		w.inLine = false
 		if len(w.wakeChannels) == 0 {
 			delete(l.waiters, w.spot)
@@ -254,7 +256,8 @@ func (l *listener) forget(p spot, token string) (number int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.waiters[p]
-	if w == nil || w.token != token || w.asking > 0 || len(w.wakeChannels) > 0 || !w.inLine {
+	isCallers := w != nil && w.token == token
+	if !isCallers || !w.isUnused() || !w.inLine {
 		return 0
 	}
 	delete(l.waiters, p)
@@ -412,8 +415,8 @@ func (l *listener) session(ctx context.Context) (failed bool) {
 			return false
 		}
 		if err != nil {
-			// There was no message. Find out whether the connection still works. If not, callers
-			// are not woken until then, but they try once a second.
+			// There was no message. Find out whether the connection still works. Until a ping fails,
+			// no message wakes the callers, but they try once a second.
 			within, cancel := context.WithTimeout(ctx, checkListening)
 			err := c.Ping(within)
 			cancel()

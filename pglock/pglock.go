@@ -291,7 +291,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 // since the attempt began, there is no outage. Then a caller that will retry gets a HeldError, so
 // that it goes on waiting. Otherwise unsent returns err.
 func (d *driver) unsent(c backend.Claim, began time.Time, err error) error {
-	if answered, _ := d.statements.health.last(); c.WillRetry && answered.After(began) {
+	answered, _ := d.statements.health.last()
+	if c.WillRetry && answered.After(began) {
 		return &backend.HeldError{}
 	}
 	return err
@@ -447,6 +448,8 @@ func (d *driver) takeOnce(
 	scan := func(_ int, rows pgx.Rows) error {
 		return rows.Scan(&fence, &owner, &shared, &left, &settled, &unused)
 	}
+	// These are the arguments $1 to $10 of take.sql. A guard does not keep a refused caller from
+	// entering the line, so the lock_timeout for that is maxRenewBlocked.
 	args := []any{
 		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced,
 		lockWait(lockTimeout), a.number, a.enters, lockWait(maxRenewBlocked), micros(keep),
@@ -477,9 +480,10 @@ func (d *driver) takeOnce(
 }
 
 // The method blocked finds out why an attempt has ended with err, a timeout of a wait for a lock of
-// PostgreSQL. That attempt has changed nothing. Its results are:
+// PostgreSQL. That attempt has changed nothing. The results of blocked are:
 //   - false and a HeldError about the hold, if the key is held;
-//   - true and a HeldError, if another transaction has locked the row of a free key, as a guard does;
+//   - true and a HeldError, if a guard of the key, or another transaction, has locked the row of a
+//     free key;
 //   - false and err, if a statement such as CREATE INDEX locks the table. This is an outage, because
 //     no key can be taken or renewed. It happens only if the server, the role or the database has a
 //     lock_timeout, because an attempt sets its own lock_timeout after it has locked the table;
@@ -545,8 +549,8 @@ func (d *driver) renew(
 		ttls = append(ttls, micros(cs[i].TTL))
 	}
 
-	// The statement returns a row for each hold that it has renewed: the position of the key, from
-	// 1.
+	// The statement returns a row for each hold that it has renewed: the position of its key in
+	// keys, counted from 1.
 	renewed := make([]bool, len(indexes))
 	scan := func(row int, rows pgx.Rows) error {
 		if row == 0 {
