@@ -75,6 +75,8 @@ var (
 	_ backend.Lister    = (*driver)(nil)
 )
 
+// newDriver returns a driver for New, NewDriver and open. It does not use dir yet. A nil o means
+// the defaults.
 func newDriver(dir string, o *Options) (*driver, error) {
 	if dir == "" {
 		var err error

@@ -166,6 +166,9 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 	return d, nil
 }
 
+// newDriver returns a driver that sends its statements over pool. If own is true, the driver's
+// Close closes pool. The driver has a pool of its own for renewals, with the same settings. Before
+// its first use, the caller must call setUp.
 func newDriver(pool *pgxpool.Pool, own bool, o Options) (*driver, error) {
 	cfg := pool.Config()
 	cfg.MaxConns = renewalConns
@@ -353,12 +356,14 @@ const (
 	longestRest = time.Second // the longest time between two attempts at a guarded key
 )
 
+// has reports whether a guard of key was noticed and may still be there.
 func (g *guards) has(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return !g.since[key].IsZero()
 }
 
+// forget records that key has no guard any more.
 func (g *guards) forget(key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -567,14 +572,12 @@ func (d *driver) renew(
 	rowCount, err := d.queryApart(ctx, statement, scan, keys, tokens, lockWait(maxRenewBlocked), ttls)
 
 	for n, i := range indexes {
-		switch {
-		case err != nil:
-			done(i, backend.Grant{}, err)
-		case rowCount == 0, !renewed[n]: // without rows, renewed may be of an attempt that was undone
-			done(i, backend.Grant{}, backend.ErrLost)
-		default:
-			done(i, backend.Grant{}, nil)
+		claimErr := err
+		isRenewed := rowCount > 0 && renewed[n] // without rows, renewed may be of an undone attempt
+		if err == nil && !isRenewed {
+			claimErr = backend.ErrLost
 		}
+		done(i, backend.Grant{}, claimErr)
 	}
 }
 

@@ -237,9 +237,9 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 		cmd.Env = append(os.Environ(), workerEnv+"=1")
 		// Do not use a.out for stdout. Each worker would then have a pipe of its own, and the lines
 		// of the workers would lose their order.
-		var said strings.Builder
+		var stderr strings.Builder
 		cmd.Stdout = a.stdout
-		cmd.Stderr = &said
+		cmd.Stderr = &stderr
 		in, err := cmd.StdinPipe()
 		if err == nil {
 			err = cmd.Start()
@@ -251,7 +251,7 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 			// An error of this means that the worker has ended. The pipe stays open, because a
 			// worker ends when its stdin ends.
 			_ = json.NewEncoder(in).Encode(worker{*d, number, turns, dies})
-			ended <- workerError(cmd, cmd.Wait(), number, said.String())
+			ended <- workerError(cmd, cmd.Wait(), number, stderr.String())
 		})
 		return nil
 	}
@@ -292,19 +292,19 @@ var errKilled = errors.New("killed, as it should be")
 // workerError returns the error of a worker that has ended, given the error of cmd.Wait and what
 // the worker has written to stderr. It is errKilled if the worker is the victim and was killed as
 // planned.
-func workerError(cmd *exec.Cmd, err error, number int, said string) error {
+func workerError(cmd *exec.Cmd, err error, number int, stderr string) error {
 	ws, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	switch {
 	case err == nil:
 		return nil
-	case said == "" && number == victim: // a worker that fails says why
+	case stderr == "" && number == victim: // a worker that fails says why
 		return errKilled
-	case said == "" && ws.Signaled(): // SIGPIPE, if no process reads the output any more
+	case stderr == "" && ws.Signaled(): // SIGPIPE, if no process reads the output any more
 		return endedBy(ws.Signal())
 	}
 
 	code := max(cmd.ProcessState.ExitCode(), exitFailed) // ExitCode is -1 after a signal
-	why := strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: ")
+	why := strings.TrimPrefix(cmp.Or(stderr, err.Error()), "hasp: ")
 	return codeError{code, fmt.Errorf("worker %d: %s", number, why)}
 }
 

@@ -91,6 +91,8 @@ func (l *lead) lead(cmd *cobra.Command) error {
 	}
 	defer l.close(client)
 
+	// The end of ctx ends the wait or, while the command runs, the lease. So a signal must not end
+	// it while the command runs.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	l.cancel = cancel
@@ -107,9 +109,8 @@ func (l *lead) lead(cmd *cobra.Command) error {
 		return l.leading(cmd.Context(), lease)
 	}, l.options(cmd)...)
 	var opErr *hasp.Error
-	isOfUnlock := errors.As(err, &opErr) && opErr.Op == "unlock"
-	hasResult := l.ended && isOfUnlock
-	if err != nil && !hasResult {
+	onlyUnlockFailed := l.ended && errors.As(err, &opErr) && opErr.Op == "unlock"
+	if err != nil && !onlyUnlockFailed {
 		return err // the wait or the start of the command has failed
 	}
 

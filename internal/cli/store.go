@@ -83,10 +83,10 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 // registered returns an error if this program does not have the strategy of c. The error of package
 // hasp would suggest an import, which does not help users of a command.
 func registered(c hasp.Config) error {
-	all := hasp.Strategies()
-	names := strings.Join(all, ", ")
+	strategies := hasp.Strategies()
+	names := strings.Join(strategies, ", ")
 	switch {
-	case slices.Contains(all, c.Strategy):
+	case slices.Contains(strategies, c.Strategy):
 		return nil
 	case c.Strategy == "":
 		return usagef("no strategy given (want one of %s)", names)

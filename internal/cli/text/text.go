@@ -70,7 +70,8 @@ func JSON(b []byte) []byte {
 // Duration returns d rounded for reading: 24ms, 1.5s, 3m10s. It returns 0s for a negative d, such
 // as the age of a hold whose store has another clock.
 func Duration(d time.Duration) string {
-	switch d = max(d, 0); {
+	d = max(d, 0)
+	switch {
 	case d < time.Millisecond:
 		return d.Round(time.Microsecond).String()
 	case d < time.Second:

@@ -120,23 +120,7 @@ func (h *history) follow(old, l *lock) {
 	}
 
 	for _, s := range before {
-		isHoldOfOwner := func(now span) bool { return now.owner == s.owner && now.State != waits }
-		switch {
-		case s.State != waits:
-			s.To = ms(oldTo)
-			s.How = how(old, oldTo)
-			if s.How == expired {
-				s.Stale = ms(old.renewalDue())
-			}
-		case slices.ContainsFunc(l.open, isHoldOfOwner):
-			s.To = ms(oldTo) // about when the waiter's hold began
-			s.How = got
-		default:
-			s.To = ms(l.seen)
-			s.How = left
-		}
-
-		s.From = min(s.From, s.To) // clocks that differ must not make a span that ends before it begins
+		s.end(old, l, oldTo)
 		h.add(s)
 	}
 
@@ -148,6 +132,28 @@ func (h *history) follow(old, l *lock) {
 			}
 		}
 	}
+}
+
+// end sets the end of s, an open span of old that l does not have any more. The argument oldTo is
+// the time at which the hold of old had ended.
+func (s *span) end(old, l *lock, oldTo time.Time) {
+	isHoldOfOwner := func(now span) bool { return now.owner == s.owner && now.State != waits }
+	switch {
+	case s.State != waits:
+		s.To = ms(oldTo)
+		s.How = how(old, oldTo)
+		if s.How == expired {
+			s.Stale = ms(old.renewalDue())
+		}
+	case slices.ContainsFunc(l.open, isHoldOfOwner):
+		s.To = ms(oldTo) // about when the waiter's hold began
+		s.How = got
+	default:
+		s.To = ms(l.seen)
+		s.How = left
+	}
+
+	s.From = min(s.From, s.To) // clocks that differ must not make a span that ends before it begins
 }
 
 // how returns the way in which a hold ended. The argument old is the last entry with this hold, and

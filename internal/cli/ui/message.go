@@ -69,7 +69,8 @@ func Foreign(s backend.Status) bool {
 func SameHold(a, b backend.Status) bool {
 	sameKind := len(a.Shared) > 0 == (len(b.Shared) > 0) // both are shared, or none is
 	sameOwner := a.Held == b.Held && a.Owner == b.Owner
-	return sameKind && sameOwner && a.Fence == b.Fence && a.Since.Sub(b.Since).Abs() < 10*time.Millisecond
+	sameGrant := a.Fence == b.Fence && a.Since.Sub(b.Since).Abs() < 10*time.Millisecond
+	return sameKind && sameOwner && sameGrant
 }
 
 // rowOf returns the row of the table about one key. If the key is free, the row has no hold.

@@ -247,8 +247,7 @@ func (w *watcher) detail(key string) detail {
 	d := detail{Key: shown(key), Now: ms(now), Listed: ms(w.listed), Waiters: []string{}, Shared: []string{}}
 	l := w.known[key]
 	if l != nil {
-		row := rowOf(l)
-		d.Row = &row
+		d.Row = new(rowOf(l))
 		for _, s := range l.Waiters {
 			d.Waiters = append(d.Waiters, shown(s))
 		}
