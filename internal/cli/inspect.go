@@ -47,7 +47,7 @@ slots are held, and 1 if a caller could get it.`,
 		Example: `  hasp inspect backup
   hasp inspect backup --check && echo "backup runs"
   hasp inspect backup --json --url spinlock+redis://localhost:6379`,
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error { // n is 0 without --slots
 			if n < 0 || n > maxSlots {
 				return usagef("--slots %d: want 1 to %d", n, maxSlots)
 			}
@@ -56,7 +56,8 @@ slots are held, and 1 if a caller could get it.`,
 				if err != nil {
 					return err
 				}
-				// A key that is held itself has no slots, unless the user says so.
+				// Without --slots, look for the slots only to show them, and only if KEY is free, because
+				// a key that is held by itself has no slots.
 				var slots map[int]hasp.Status
 				if n > 0 || !status.Held && !check {
 					slots, err = heldSlots(ctx, client, args[0], cmp.Or(n, maxSlots))
@@ -69,7 +70,7 @@ slots are held, and 1 if a caller could get it.`,
 				case check:
 					isHeld := status.Held
 					if n > 0 {
-						isHeld = len(slots) == n
+						isHeld = len(slots) == n // otherwise a caller could get one of them
 					}
 					if !isHeld {
 						a.code = exitFailed

@@ -50,7 +50,8 @@ func inShell() bool {
 	return err == nil && sid != unix.Getpgrp()
 }
 
-// suspend stops hasp's own group. It returns when hasp is continued.
+// suspend stops hasp's own group. It returns when hasp is continued. If no process would continue
+// hasp, it returns at once, and then the command goes on.
 //
 // suspend sends SIGTSTP to the other processes of the group, which can handle that signal. It stops
 // hasp itself by SIGSTOP. SIGTSTP would not stop hasp, because Go keeps its handler once a program
@@ -71,7 +72,7 @@ func (j *Job) suspend() {
 
 	// Ignore SIGTSTP before the group receives it. Otherwise Go's handler could run after hasp is
 	// continued, and hasp would stop the command again.
-	signals := NotIgnored(PassedOn)
+	signals := NotIgnored(PassedOn) // SIGTSTP is among them, unless hasp ignored it before
 	signal.Ignore(unix.SIGTSTP)
 	_ = syscall.Kill(0, unix.SIGTSTP)
 	_ = syscall.Kill(syscall.Getpid(), unix.SIGSTOP)
