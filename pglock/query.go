@@ -87,7 +87,7 @@ func (d *driver) queryOn(
 			// Make the table again. It was dropped, or another database answers now.
 			tableMade = true
 			if d.makeTable(ctx) != nil {
-				return 0, err
+				return 0, err // it says that the table is missing
 			}
 		default:
 			return n, err
@@ -95,8 +95,8 @@ func (d *driver) queryOn(
 	}
 }
 
-// queryApart does what queryOn does, on a connection outside the pool of statements, if the server
-// has such a connection.
+// queryApart does what queryOn does, on a connection outside the pool of statements. If the server
+// has no connection left for that, it uses the pool of statements after all.
 func (d *driver) queryApart(
 	ctx context.Context, statement string, scan scanner, args ...any,
 ) (n int, err error) {
