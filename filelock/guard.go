@@ -128,10 +128,7 @@ func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	if err != nil {
-		return false, err
-	}
-	return os.SameFile(locked, atPath), nil
+	return os.SameFile(locked, atPath), err // after an error, atPath is nil, and the result is false
 }
 
 // busy returns the error of a call that began to wait at start, and whose ctx ended before it had

@@ -617,7 +617,9 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 // quit removes the waiter with this number from the line of a key. If that waiter is the heir,
 // which the last release has woken, quit wakes the next waiter.
-func (d *driver) quit(ctx context.Context, key string, number int64, lockTimeout time.Duration) error {
+func (d *driver) quit(
+	ctx context.Context, key string, number int64, lockTimeout time.Duration,
+) error {
 	_, err := d.finish(ctx, "quit", key, lockTimeout, number)
 	return err
 }

@@ -147,7 +147,9 @@ func completeURL(*cobra.Command, []string, string) ([]string, cobra.ShellCompDir
 // completeKey returns keys that begin with prefix and are held or waited for, for the completion in
 // a shell. It must print no warning, which would appear in the middle of the line that the user
 // types.
-func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (keys []string, _ cobra.ShellCompDirective) {
+func (a *app) completeKey(
+	cmd *cobra.Command, args []string, prefix string,
+) (keys []string, _ cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveDefault // complete a command, not a key
 	}
@@ -175,7 +177,9 @@ func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (key
 // interruptible returns a context that ends when one of sigs arrives. The context's cause names the
 // signal. After the first call of the function release, signals no longer end the context. Each
 // call of release returns the cause if a signal has ended the context before, and nil otherwise.
-func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, release func() error) {
+func interruptible(
+	ctx context.Context, sigs ...os.Signal,
+) (_ context.Context, release func() error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, job.NotIgnored(sigs)...)
 

@@ -108,7 +108,9 @@ func harness(c hasp.Config) conformance.Harness {
 		return linked.Driver(ctx)
 	}}
 	if server != nil {
-		h.Link = func(context.Context, string) (*conformance.Link, error) { return conformance.TCP(server.Host) }
+		h.Link = func(context.Context, string) (*conformance.Link, error) {
+			return conformance.TCP(server.Host)
+		}
 	}
 
 	// All strategies on one Redis must exclude each other. If c is one of them, the others have the
@@ -122,8 +124,12 @@ func harness(c hasp.Config) conformance.Harness {
 		other := c
 		other.Strategy = strategy
 		other.Params = maps.Clone(c.Params)
-		maps.DeleteFunc(other.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
-		h.Others[strategy] = func(ctx context.Context, _ string) (backend.Driver, error) { return other.Driver(ctx) }
+		maps.DeleteFunc(other.Params, func(name, _ string) bool {
+			return !slices.Contains(redisstore.Params, name)
+		})
+		h.Others[strategy] = func(ctx context.Context, _ string) (backend.Driver, error) {
+			return other.Driver(ctx)
+		}
 	}
 
 	return h

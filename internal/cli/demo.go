@@ -133,7 +133,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 			return err
 		}
 		defer client.Close()
-		if err := hasp.Do(ctx, client, d.Key, func(context.Context, *hasp.Lease) error { return nil }, hasp.WithTTL(d.TTL)); err != nil {
+		if err := hasp.Do(ctx, client, d.Key, doNothing, hasp.WithTTL(d.TTL)); err != nil {
 			return err
 		}
 		if page {

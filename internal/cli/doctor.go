@@ -97,6 +97,9 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 	return nil
 }
 
+// doNothing is the work under a lock that is taken only to try the store.
+func doNothing(context.Context, *hasp.Lease) error { return nil }
+
 // try reports what the user may do, and how long a lock takes.
 func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	const key = "hasp-doctor" // not a random key, because filelock keeps a file for each key
@@ -131,7 +134,7 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	took := make([]time.Duration, 20)
 	for i := range took {
 		began := time.Now()
-		if err := hasp.Do(ctx, client, key, func(context.Context, *hasp.Lease) error { return nil }, maxWait); err != nil {
+		if err := hasp.Do(ctx, client, key, doNothing, maxWait); err != nil {
 			d.report(redisstore.Bad, "latency", err.Error())
 			return
 		}

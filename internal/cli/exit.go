@@ -20,7 +20,7 @@ import (
 // These are the exit codes of hasp itself. 64, 69 and 75 are as in sysexits.h, 126 and 127 as in
 // every shell.
 const (
-	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite; or stdout or a file could not be written
+	exitFailed      = 1   // a check failed, such as a clause of the suite; or a write failed
 	exitUsage       = 64  // EX_USAGE: the command line, the key, the URL or the file is wrong
 	exitStore       = 69  // EX_UNAVAILABLE: the store cannot be reached or did not answer
 	exitNotAcquired = 75  // EX_TEMPFAIL: another program holds the key; try again later

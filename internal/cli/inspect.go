@@ -98,7 +98,9 @@ const maxSlots = 100
 
 // heldSlots returns those of the first n slots of key that are held. If the store does not answer
 // for some of them, it returns the other ones and an error.
-func heldSlots(ctx context.Context, client *hasp.Client, key string, n int) (held map[int]hasp.Status, firstErr error) {
+func heldSlots(
+	ctx context.Context, client *hasp.Client, key string, n int,
+) (held map[int]hasp.Status, firstErr error) {
 	held = map[int]hasp.Status{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup

@@ -121,7 +121,9 @@ func (a *app) unlockCommand() *cobra.Command {
 
 // handleCommand returns a command that resumes the lease of a handle, and calls f with both. The
 // lease is not renewed.
-func (a *app) handleCommand(name, short string, f func(context.Context, *hasp.Lease, hasp.Handle) error) *cobra.Command {
+func (a *app) handleCommand(
+	name, short string, f func(context.Context, *hasp.Lease, hasp.Handle) error,
+) *cobra.Command {
 	return &cobra.Command{
 		Use:   name + " HANDLE|-",
 		Short: short,

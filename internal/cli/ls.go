@@ -66,7 +66,9 @@ To follow the locks, use "watch hasp ls" or "hasp ui".`,
 // list returns the entries with the prefix in the order of their keys. If waiting is true, it
 // leaves out keys that no caller waits for. If List yields a key twice, list returns the last entry
 // of the key.
-func list(ctx context.Context, client *hasp.Client, prefix string, waiting bool) ([]hasp.Entry, error) {
+func list(
+	ctx context.Context, client *hasp.Client, prefix string, waiting bool,
+) ([]hasp.Entry, error) {
 	byKey := map[string]hasp.Entry{}
 	for e, err := range client.List(ctx, prefix) {
 		if err != nil {
@@ -77,7 +79,9 @@ func list(ctx context.Context, client *hasp.Client, prefix string, waiting bool)
 		}
 	}
 
-	return slices.SortedFunc(maps.Values(byKey), func(a, b hasp.Entry) int { return strings.Compare(a.Key, b.Key) }), nil
+	return slices.SortedFunc(maps.Values(byKey), func(a, b hasp.Entry) int {
+		return strings.Compare(a.Key, b.Key)
+	}), nil
 }
 
 // printLines prints entries as JSON, each on its line.

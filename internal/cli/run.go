@@ -230,7 +230,9 @@ func (r *run) run(cmd *cobra.Command) error {
 
 // begin finds the program of the command and opens the store. It finds the program first, so that
 // hasp does not wait for the key if the program is missing.
-func (r *run) begin(cmd *cobra.Command, observe func(context.Context, hasp.Event)) (_ *hasp.Client, err error) {
+func (r *run) begin(
+	cmd *cobra.Command, observe func(context.Context, hasp.Event),
+) (_ *hasp.Client, err error) {
 	if r.wait < 0 || r.grace < 0 {
 		return nil, usagef("--wait and --grace cannot be negative")
 	}

@@ -104,21 +104,26 @@ func registered(c hasp.Config) error {
 
 // open opens the store that the flags name. The argument doing becomes a part of the owner. open
 // prints a warning for each EventDegraded. It passes all events on to observe, which may be nil.
-func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Context, hasp.Event)) (*hasp.Client, error) {
+func (a *app) open(
+	cmd *cobra.Command, doing string, observe func(context.Context, hasp.Event),
+) (*hasp.Client, error) {
 	c, err := a.config(cmd)
 	if err != nil {
 		return nil, err
 	}
 
 	a.strategy = c.Strategy
-	client, err := c.Open(cmd.Context(), &hasp.Options{Owner: ownerOf(c, doing), Observe: func(ctx context.Context, e hasp.Event) {
-		if e.Kind == hasp.EventDegraded {
-			a.complain("warning: %s", e.Err)
-		}
-		if observe != nil {
-			observe(ctx, e)
-		}
-	}})
+	client, err := c.Open(cmd.Context(), &hasp.Options{
+		Owner: ownerOf(c, doing),
+		Observe: func(ctx context.Context, e hasp.Event) {
+			if e.Kind == hasp.EventDegraded {
+				a.complain("warning: %s", e.Err)
+			}
+			if observe != nil {
+				observe(ctx, e)
+			}
+		},
+	})
 	if err == nil && c.Strategy == "memlock" {
 		a.complain("warning: memlock keeps locks inside this process, " +
 			"where no other program sees them; use filelock://")

@@ -21,7 +21,9 @@ const noticeAfter = time.Second
 // acquire waits for the key. If it waits for longer than noticeAfter, it prints that it waits, and
 // when it has the key, how long it has waited. If another program holds the key, the error has the
 // exit code exitNotAcquired.
-func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Option) (*hasp.Lease, error) {
+func (r *run) acquire(
+	ctx context.Context, client *hasp.Client, opts []hasp.Option,
+) (*hasp.Lease, error) {
 	began := time.Now()
 	endWait := r.beginWait(ctx, client)
 	lease, err := client.Lock(ctx, r.key, opts...)

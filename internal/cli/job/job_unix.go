@@ -30,7 +30,7 @@ const sweepEvery = 20 * time.Millisecond
 type Job struct {
 	pid     int
 	tty     *terminal               // nil if hasp has no terminal
-	changes chan syscall.WaitStatus // receives each stop of the command, and at last the end of the command
+	changes chan syscall.WaitStatus // receives each stop of the command, and at last its end
 
 	// Attend sets these.
 	w        Watch

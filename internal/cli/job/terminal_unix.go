@@ -16,8 +16,11 @@ import (
 // signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the foreground. The command has a
 // group of its own, so hasp lends the terminal to it, as a shell does, and takes the terminal back.
 type terminal struct {
-	fd   int
-	lent bool // hasp has lent the terminal to the command's group, which may have lent it to another group
+	fd int
+
+	// lent says that hasp has lent the terminal to the command's group, which may have lent it to
+	// another group.
+	lent bool
 }
 
 // openTerminal returns the controlling terminal, or nil. It does not use standard input, which may

@@ -44,7 +44,7 @@ type watcher struct {
 	took    time.Duration    // the duration of that list
 	rest    time.Duration    // the time from the last list to the next
 	failure string           // why the last list failed; empty if it succeeded
-	since   time.Time        // when the first list failed after the last success; zero if the last list succeeded
+	since   time.Time        // when lists began to fail; zero if the last list succeeded
 	history history
 }
 
@@ -56,12 +56,18 @@ type lock struct {
 	maxTTL      time.Duration // the largest TTL that lists have shown for this hold
 	size        int           // the length in bytes of the strings of the entry
 	open        []span        // the spans that have not ended
-	waiterCount int           // how many waiters there are; Waiters has only the first maxNames of them
+	waiterCount int           // how many waiters there are; Waiters has only the first maxNames
 	sharerCount int           // how many owners of shared holds there are; as with waiterCount
 }
 
 func newWatcher(src Source, o Options) *watcher {
-	return &watcher{src: src, o: o, browserCame: make(chan struct{}), listing: make(chan struct{}, 1), known: map[string]*lock{}}
+	return &watcher{
+		src:         src,
+		o:           o,
+		browserCame: make(chan struct{}),
+		listing:     make(chan struct{}, 1),
+		known:       map[string]*lock{},
+	}
 }
 
 // A connected browser asks for each list. So if a list begins later than watcher.next +
@@ -244,7 +250,13 @@ func (w *watcher) detail(key string) detail {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	d := detail{Key: shown(key), Now: ms(now), Listed: ms(w.listed), Waiters: []string{}, Shared: []string{}}
+	d := detail{
+		Key:     shown(key),
+		Now:     ms(now),
+		Listed:  ms(w.listed),
+		Waiters: []string{}, // and not nil, which would be null in JSON
+		Shared:  []string{},
+	}
 	l := w.known[key]
 	if l != nil {
 		d.Row = new(rowOf(l))
