@@ -49,7 +49,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 	if err != nil && !force { // --force also frees a record that cannot be read
 		return err
 	}
-	if err == nil && !before.Held {
+	if err == nil && !before.Held { // after an error, before says nothing
 		fmt.Fprintf(a.out, "%s is free\n", text.Quote(key))
 		return nil
 	}
@@ -86,7 +86,9 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 // says yes. If stdin is not a terminal, it asks nothing.
 func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	held := fmt.Sprintf("%s is %v", text.Quote(key), refusal(s))
-	if in, ok := a.in.(*os.File); !ok || !term.IsTerminal(int(in.Fd())) {
+	in, isFile := a.in.(*os.File)
+	isTerminal := isFile && term.IsTerminal(int(in.Fd()))
+	if !isTerminal {
 		return usagef("%s, and the holder's work may still be running; --force breaks it without a question", held)
 	}
 	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", text.Plain(held))

@@ -63,8 +63,8 @@ func usagef(format string, args ...any) error {
 	return codeError{exitUsage, fmt.Errorf(format, args...)}
 }
 
-// endedBy returns the error of a command that a signal has ended. As in shells, the exit code is
-// 128 + the signal's number.
+// endedBy returns the error that says that a signal has ended hasp or a process that it has started.
+// As in shells, the exit code is 128 + the signal's number.
 func endedBy(sig os.Signal) error {
 	return codeError{exitSignal + int(sig.(syscall.Signal)),
 		errors.New("ended by signal: " + sig.String())}
