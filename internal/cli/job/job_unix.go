@@ -112,8 +112,8 @@ func (j *Job) Attend(w Watch) Result {
 	j.w = w
 	gone := w.Lease.Context().Done()
 	for {
-		var ws syscall.WaitStatus
-		var sig os.Signal
+		var ws syscall.WaitStatus // of the command, if changed is true
+		var sig os.Signal         // nil unless a signal came
 		changed := false
 		select {
 		case ws = <-j.changes:
@@ -134,7 +134,7 @@ func (j *Job) Attend(w Watch) Result {
 		case changed:
 			return j.ended(ws)
 		case sig != nil:
-			if sig == unix.SIGCONT {
+			if sig == unix.SIGCONT { // perhaps a shell has stopped and continued hasp
 				j.tty.recheck(j.pid)
 			}
 			j.signal(sig.(syscall.Signal))
