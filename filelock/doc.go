@@ -24,10 +24,10 @@
 // write each change to a new place, such as btrfs and ZFS.
 //
 // The error names the file if the disk is full, if the directory cannot be read, or if a state file
-// is damaged or foreign. None of these errors admits a second holder. A state file that cannot be read
-// blocks its key until the file is removed, by Break or by hand. A foreign file with the name of a
-// stripe stays unchanged, and the keys of the stripe get no fence until that file is removed by
-// hand.
+// is damaged or foreign. None of these errors admits a second holder. A state file that cannot be
+// read blocks its key until the file is removed, by Break or by hand. A foreign file with the name
+// of a stripe stays unchanged, and the keys of the stripe get no fence until that file is removed
+// by hand.
 //
 // # Limits
 //
@@ -50,8 +50,8 @@
 // which creates a file. A renewal or a release takes about fifteen, and creates no file. On a local
 // file system these calls take tens of microseconds. A list reads 256 names at a time, and the
 // record of each name. On Unix, a list locks no guard. A claim with a fence writes a second file.
-// No call waits for the disk. A power failure may lose records, but it also ends their holders. If a power
-// failure leaves an incomplete record, the record's key is free after the next boot.
+// No call waits for the disk. A power failure may lose records, but it also ends their holders. If
+// a power failure leaves an incomplete record, the record's key is free after the next boot.
 //
 // # URL
 //

@@ -25,8 +25,9 @@ func encodeFence(fence uint64) []byte {
 	return seal(fmt.Appendf(nil, fenceHeader+"fence %020d\n", fence))
 }
 
-// readFence returns the last fence of a stripe, or 0 if its file is torn. readFence fails if the
-// file is damaged or foreign, because any guess might be too small.
+// readFence returns the last fence of a stripe from its file. If the file is torn, it returns 0, so
+// that the clock alone decides. If the file is damaged or foreign in another way, it returns an
+// error, because any guess might be too small.
 func readFence(f *os.File) (uint64, error) {
 	b, err := io.ReadAll(io.LimitReader(f, maxRecord))
 	if err != nil {
@@ -39,7 +40,7 @@ func readFence(f *os.File) (uint64, error) {
 
 	p := fields{rest: body}
 	last := p.unsigned("fence")
-	if err == nil && !p.complete() {
+	if err == nil && !p.complete() { // err is still the error of unseal
 		err = errFence
 	}
 	if err != nil {

@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// fields parses lines of the form "name value", in a fixed order.
+// fields parses lines of the form "name value", in a fixed order. Each method parses the next line.
+// After a line that is not as expected, the values mean nothing, and complete returns false.
 type fields struct {
 	rest string // the lines that are not parsed yet
-	bad  bool   // a line was not as expected
+	bad  bool   // some line was not as expected
 }
 
 // complete reports whether all lines were parsed and were as expected.
@@ -24,6 +25,7 @@ func (p *fields) value(name string) string {
 	return strings.TrimRight(value, " ") // without the spaces that fill up the line
 }
 
+// text returns the value of the next line, a quoted string.
 func (p *fields) text(name string) string { return parse(p, name, strconv.Unquote) }
 
 func (p *fields) time(name string) time.Time {
@@ -38,7 +40,7 @@ func (p *fields) signed(name string) int64 {
 	return parse(p, name, func(s string) (int64, error) { return strconv.ParseInt(s, 10, 64) })
 }
 
-// parse returns the value of the next line as the function convert reads it.
+// parse returns the value of the next line, converted by the function convert.
 func parse[T any](p *fields, name string, convert func(string) (T, error)) T {
 	v, err := convert(p.value(name))
 	p.bad = p.bad || err != nil

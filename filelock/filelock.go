@@ -75,14 +75,17 @@ var (
 	_ backend.Lister    = (*driver)(nil)
 )
 
+// newDriver returns a driver for New, NewDriver and open. It does not use dir yet. A nil o means
+// the defaults.
 func newDriver(dir string, o *Options) (*driver, error) {
-	var err error
 	if dir == "" {
+		var err error
 		if dir, err = userDir(); err != nil {
 			return nil, err
 		}
 	}
-	if dir, err = filepath.Abs(dir); err != nil {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
 		return nil, err
 	}
 
@@ -90,7 +93,8 @@ func newDriver(dir string, o *Options) (*driver, error) {
 	if o != nil && o.Mode != 0 {
 		mode = o.Mode
 	}
-	if mode&^0o777 != 0 || mode&0o700 != 0o700 {
+	hasOtherBits := mode&^0o777 != 0
+	if hasOtherBits || mode&0o700 != 0o700 {
 		return nil, fmt.Errorf("%w: mode=%04o: want 0700 to 0777, the permissions of the directory",
 			backend.ErrInvalid, mode)
 	}
@@ -129,9 +133,9 @@ func (d *driver) check(ctx context.Context) error {
 	return nil
 }
 
-// probe creates the directory if it does not exist, and locks the first guard if that is free.
-// Therefore a wrong configuration is an error of Open, and not of the first Lock. The directory has
-// that guard since its creation, so Open needs no space on the disk.
+// probe creates the directory if it does not exist, and locks and unlocks the first guard if that
+// is free. Therefore a wrong configuration is an error of Open, and not of the first Lock. The
+// directory has that guard since its creation, so Open needs no space on the disk.
 func (d *driver) probe(ctx context.Context) error {
 	if err := d.check(ctx); err != nil {
 		return err
@@ -143,7 +147,8 @@ func (d *driver) probe(ctx context.Context) error {
 	return explain(err)
 }
 
-// guarded calls f with the guard of key.
+// guarded locks the guard of key, calls f, and unlocks the guard. It returns f's error, or the
+// reason why it did not call f. The timeout bounds only the wait for the guard.
 func (d *driver) guarded(
 	ctx context.Context, key string, timeout time.Duration, f func(g *guard) error,
 ) error {
@@ -160,7 +165,7 @@ func (d *driver) guarded(
 	return explain(f(g))
 }
 
-// withTimeout bounds ctx by one call's timeout.
+// withTimeout bounds ctx by the timeout of a call, or by defaultTimeout if the call has none.
 func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout <= 0 {
 		timeout = defaultTimeout
@@ -168,7 +173,8 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 	return context.WithTimeout(ctx, timeout)
 }
 
-// Acquire takes c.Key if no record says that the key is held.
+// Acquire takes c.Key if no record says that the key is held. Otherwise the error is that record's
+// refusal, a backend.HeldError.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.check(ctx); err != nil {
 		return backend.Grant{}, err
@@ -194,6 +200,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	err = d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error { return d.take(g, c, r, draft) })
 	if err != nil {
+		// If publish has already closed or renamed the draft, these calls have no effect.
 		draft.Close()
 		os.Remove(draft.Name())
 		return backend.Grant{}, err
@@ -201,7 +208,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return backend.Grant{Fence: r.fence}, nil
 }
 
-// take takes c.Key with the record r and its draft.
+// take takes c.Key. It completes the record r, and makes the draft the file of r. If it returns an
+// error, the draft remains.
 func (d *driver) take(g *guard, c backend.Claim, r *record, draft *os.File) error {
 	// Read the clock only now, because a record may have expired while this call waited for the
 	// guard.
@@ -222,13 +230,13 @@ func (d *driver) take(g *guard, c backend.Claim, r *record, draft *os.File) erro
 		}
 	}
 
-	// The record lasts longer than the holder relies on it, however long the method publish takes,
-	// because the holder counts the term from the start of this call, before the clock was read.
+	// However long publish takes, the record ends after the time until which the holder relies on
+	// it: the holder counts the term from the start of Acquire, and r counts it from now.
 	return g.publish(r, draft)
 }
 
-// Renew prolongs the terms of cs. If another process has a guard, only the claims of that guard's
-// stripe wait.
+// Renew prolongs the terms of cs. Each claim has a goroutine, so that if another process has a
+// guard, only the claims of that guard's stripe wait.
 func (d *driver) Renew(
 	ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error),
 ) {
@@ -245,7 +253,7 @@ func (d *driver) Renew(
 	wg.Wait() // the function done must not be called after Renew has returned
 }
 
-// prolong gives the record of c a term of c.TTL.
+// prolong makes the record of c last for at least c.TTL from now.
 func (d *driver) prolong(g *guard, c backend.Claim) error {
 	now := d.clock()
 	r, err := g.mine(c, now)
@@ -262,8 +270,8 @@ func (d *driver) prolong(g *guard, c backend.Claim) error {
 // Release changes the record instead, so that it belongs to no claim and ends at that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return d.guarded(ctx, c.Key, c.Timeout, func(g *guard) error {
-		// Before the clock is read: if the process pauses in between, the key stays taken for
-		// longer.
+		// Compute the period before the clock is read. If the process pauses in between, the key
+		// stays taken for longer, and not for a shorter time than the caller wants.
 		minHold := time.Until(c.KeepUntil)
 
 		now := d.clock()
@@ -305,7 +313,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 
 	r, now, err := d.peek(ctx, key, 0)
 	if r == nil {
-		return backend.Status{}, err
+		return backend.Status{}, err // if err is nil, the key is free
 	}
 	return r.status(now), nil
 }
@@ -315,7 +323,7 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 func (d *driver) peek(
 	ctx context.Context, key string, timeout time.Duration,
 ) (r *record, now instant, err error) {
-	read := func(*guard) (err error) {
+	read := func(*guard) error {
 		now = d.clock()
 		r, err = d.folder.load(key, now)
 		return err
@@ -343,7 +351,8 @@ func (d *driver) List(
 	}
 }
 
-// listDir calls f with each entry, until f returns false.
+// listDir calls f with the entry of each held key that begins with prefix, until f returns false.
+// The timeout bounds the wait for each guard.
 func (d *driver) listDir(
 	ctx context.Context, prefix string, timeout time.Duration, f func(backend.Entry) bool,
 ) error {
@@ -352,7 +361,7 @@ func (d *driver) listDir(
 	}
 	dir, err := os.Open(d.folder.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil // no key was taken yet
 	}
 	if err != nil {
 		return err
@@ -388,7 +397,8 @@ func (d *driver) listDir(
 	}
 }
 
-// recordByName returns the record in the given file, or nil if that file has no valid record.
+// recordByName returns the record in the given file, or nil if that file has no valid record. It
+// locks the guard of the record's key only if the platform cannot read a record without a guard.
 func (d *driver) recordByName(
 	ctx context.Context, name string, timeout time.Duration,
 ) (*record, error) {
@@ -401,7 +411,7 @@ func (d *driver) recordByName(
 
 	stripe, ok := stripeOfName(name)
 	if !ok {
-		return nil, nil
+		return nil, nil // hasp gives no file such a name
 	}
 	within, cancel := withTimeout(ctx, timeout)
 	defer cancel()

@@ -22,8 +22,9 @@ const (
 // error.
 func openFile(path string, flag int) (*os.File, fs.FileInfo, error) {
 	if openFlags == 0 {
-		// No flags make a call of open safe on this platform, so check the file before that call.
-		// Check again below, because another process may replace the file in between.
+		// On this platform, no flags make it safe to open a file that is not regular. So check the
+		// file first. The check below is still needed, because another process may replace the file
+		// in between.
 		if err := checkRegular(path); err != nil {
 			return nil, nil, err
 		}
@@ -44,6 +45,7 @@ func openFile(path string, flag int) (*os.File, fs.FileInfo, error) {
 	return f, fi, nil
 }
 
+// checkRegular returns an error if there is something at path that is not a regular file.
 func checkRegular(path string) error {
 	if fi, err := os.Lstat(path); err == nil && !fi.Mode().IsRegular() {
 		return kindError(path, fi)
@@ -110,7 +112,8 @@ func newFile(path string) (*os.File, error) {
 	return f, err
 }
 
-// createTemp creates a temporary file in dir with the given content. The file stays open.
+// createTemp creates a file in dir with a temporary name and the given content. The file stays
+// open.
 func createTemp(dir string, content []byte) (*os.File, error) {
 	f, err := newFile(filepath.Join(dir, tempPrefix+rand.Text()))
 	if err != nil {
@@ -124,13 +127,15 @@ func createTemp(dir string, content []byte) (*os.File, error) {
 	return f, nil
 }
 
-// createFile creates a file at path. It returns fs.ErrExist if there is a file already.
+// createFile creates a file at path with the given content. If the file system has hard links, no
+// other process sees the file without its content. It returns fs.ErrExist if there is a file
+// already.
 func createFile(path string, content []byte) error {
 	f, err := createTemp(filepath.Dir(path), content)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer os.Remove(f.Name()) // after the call of Link, the file has two names
 	if err := f.Close(); err != nil {
 		return err
 	}
@@ -138,12 +143,13 @@ func createFile(path string, content []byte) error {
 	// Use a hard link, which fails if another process has created a file meanwhile. A rename would
 	// replace that file, which may be locked.
 	err = os.Link(f.Name(), path)
-	isAnswer := errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist)
-	if err == nil || isAnswer {
+	isFinal := err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist)
+	if isFinal {
 		return err
 	}
 
-	// File systems without hard links (FAT) have no owners either, so the mode does not matter.
+	// The file system probably has no hard links. Such file systems (FAT) have no owners either, so
+	// a file with a wrong mode does no harm, and may be created at its final path.
 	if f, err = newFile(path); err != nil {
 		return err
 	}
@@ -162,14 +168,14 @@ func closeAfter(f *os.File, err error) error {
 
 // explain returns err with advice on errors of the file system.
 func explain(err error) error {
-	is := func(target error) bool { return errors.Is(err, target) }
+	matches := func(target error) bool { return errors.Is(err, target) }
 	switch {
 	case err == nil:
 		return nil
-	case is(fs.ErrPermission):
+	case matches(fs.ErrPermission):
 		return fmt.Errorf("%w (the directory and its files must be readable and writable for this user, "+
 			"and the directory not sticky)", err)
-	case slices.ContainsFunc(noLockErrors, is):
+	case slices.ContainsFunc(noLockErrors, matches):
 		return fmt.Errorf("%w (locks need a directory on a local file system)", err)
 	}
 	return err

@@ -32,8 +32,8 @@ func (f folder) stripeFile(kind string, stripe int) string {
 }
 
 // load returns the record that holds the key, or nil, nil if there is no record or its term has
-// ended. If the state file has no valid record of the key, the error is not ErrHeld, because the
-// key is not free, but its holder is not known.
+// ended. If the state file has no valid record of the key, the key is not free, but its holder is
+// not known. So load returns an error, which is not ErrHeld.
 func (f folder) load(key string, now instant) (*record, error) {
 	path := f.recordFile(key)
 	b, fi, err := readFile(path)
@@ -48,7 +48,7 @@ func (f folder) load(key string, now instant) (*record, error) {
 
 	r, err := decode(b)
 	if errors.Is(err, errTorn) && fromBeforeBoot(fi, now) {
-		return nil, nil
+		return nil, nil // a power failure has ended the holder
 	}
 	if err == nil && r.key != key {
 		err = fmt.Errorf("a record of another key, %+q", r.key)
@@ -69,10 +69,10 @@ func blocksKey(err error) error {
 }
 
 // fromBeforeBoot reports whether a torn record was written before this boot. If so, a power failure
-// has probably left the name without the content, which was not flushed. The holder has ended with
-// that boot. A torn record of this boot was damaged in another way, and its key may be held.
+// has probably left the name without the content, which was not flushed, and has also ended the
+// holder. A torn record of this boot was damaged in another way, and its key may be held.
 func fromBeforeBoot(fi fs.FileInfo, now instant) bool {
-	const slack = time.Second // more than the resolution of file times
+	const slack = time.Second // file times are coarse: a file of this boot may seem a bit too old
 	return now.boot != "" && fi.ModTime().Add(slack).Before(now.bootTime())
 }
 
@@ -93,9 +93,10 @@ func (f folder) recordIn(name string) (*record, error) {
 	return r, nil
 }
 
-// draft creates a temporary file that has the length of the record's file, and the other files that
-// the record needs. The caller has no guard yet, because the creation of a file may take long, and
-// a process that is stopped meanwhile must not block the keys of a stripe.
+// draft creates a temporary file that has the length of the record's file, and returns it open. It
+// also creates the guard's file, and with a fence the stripe's file. The caller has no guard yet,
+// because the creation of a file may take long, and a process that is stopped meanwhile must not
+// block the keys of a stripe.
 func (f folder) draft(r *record, withFence bool) (*os.File, error) {
 	n := stripeOf(r.key)
 	err := f.ensureFile(f.guardFile(n), nil)
@@ -119,19 +120,22 @@ func (f folder) draft(r *record, withFence bool) (*os.File, error) {
 // exist.
 func (f folder) ensureFile(path string, content []byte) error {
 	_, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = f.ensure(); err == nil {
-			err = createFile(path, content)
-		}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err // nil if there is a file
+	}
+	if err := f.ensure(); err != nil {
+		return err
 	}
 
+	err = createFile(path, content)
 	if errors.Is(err, fs.ErrExist) {
-		return nil
+		return nil // another process was faster
 	}
 	return err
 }
 
-// ensure creates the directory if it does not exist.
+// ensure creates the directory and its parents if they do not exist. If something else has that
+// name, it returns an error.
 func (f folder) ensure() error {
 	if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
 		return err
@@ -147,7 +151,8 @@ func (f folder) ensure() error {
 	return f.create()
 }
 
-// create creates the directory, unless another process is faster.
+// create creates the directory with the first guard in it. It also returns nil if another process
+// is faster.
 func (f folder) create() error {
 	// The umask removes bits, so set the mode after the creation, and give the directory its name
 	// after that. Otherwise a process that is killed in between could leave a directory that other

@@ -23,8 +23,9 @@ const (
 type guards struct {
 	folder folder
 
-	// turns contains a channel for each guard. The channel has room for one goroutine, so only one
-	// goroutine of this process polls the guard's file.
+	// turns contains a channel for each guard. Who has sent a value to the channel has this
+	// process's turn. The channel has room for one value, so only one goroutine of this process
+	// polls the guard's file.
 	turns [stripes]chan struct{}
 }
 
@@ -36,8 +37,9 @@ func newGuards(f folder) *guards {
 	return gs
 }
 
-// lock blocks until it has guard n or ctx ends. It polls, because a call that blocks in the
-// kernel cannot be cancelled. A guard is usually held for tens of microseconds.
+// lock blocks until it has guard n or ctx ends. It polls the file, because a call that blocks in
+// the kernel cannot be cancelled. A guard is usually held for tens of microseconds, so the first
+// sleep is short.
 func (gs *guards) lock(ctx context.Context, n int) (*guard, error) {
 	start := time.Now()
 	select {
@@ -87,31 +89,32 @@ func (gs *guards) tryFlock(n int) (*guard, error) {
 	// Do not pass O_CREATE, because ensureFile creates the file with the right mode. Open the file
 	// for writing, because some systems require that for an exclusive lock.
 	l := flock.New(path, flock.SetFlag(os.O_RDWR|openFlags))
-	ok, err := l.TryLock()
+	locked, err := l.TryLock()
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = gs.folder.ensureFile(path, nil); err == nil {
-			ok, err = l.TryLock()
+		err = gs.folder.ensureFile(path, nil)
+		if err == nil {
+			locked, err = l.TryLock()
 		}
 	}
 	if err != nil {
 		return nil, explainOpen(path, err)
 	}
-	if !ok {
+	if !locked {
 		return nil, nil
 	}
 
-	same, err := locksFileAt(l, path)
-	if err != nil || !same {
+	isCurrent, err := locksFileAt(l, path)
+	if err != nil || !isCurrent {
 		// If there is no error, the file was removed between the open and the lock. In that case
-		// the caller tries again, and locks the new file.
+		// the result nil, nil makes the caller try again, and it locks the new file.
 		_ = l.Unlock()
 		return nil, err
 	}
 	return &guard{folder: gs.folder, stripe: n, turn: gs.turns[n], flock: l}, nil
 }
 
-// locksFileAt reports whether l has locked the file that now has the given path. If the locked file
-// is not a regular file, the error says so.
+// locksFileAt reports whether the file that l has locked still has the given path. If it is not a
+// regular file, the error says so.
 func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	locked, err := l.Stat()
 	if err != nil {
@@ -125,10 +128,11 @@ func locksFileAt(l *flock.Flock, path string) (bool, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil && os.SameFile(locked, atPath), err
+	return os.SameFile(locked, atPath), err // after an error, atPath is nil, and the result is false
 }
 
-// busy returns the error of a call whose ctx ended before the call had locked guard n.
+// busy returns the error of a call that began to wait at start, and whose ctx ended before it had
+// locked guard n.
 func (gs *guards) busy(ctx context.Context, n int, start time.Time) error {
 	path := gs.folder.guardFile(n)
 	wait := time.Since(start).Round(time.Millisecond)
@@ -171,7 +175,8 @@ func (g *guard) mine(c backend.Claim, now instant) (*record, error) {
 	return r, nil
 }
 
-// drawFence returns a fence that is larger than all earlier fences of the stripe's keys.
+// drawFence returns a fence that is larger than all earlier fences of the stripe's keys, and writes
+// it into the stripe's file as the last fence.
 func (g *guard) drawFence(now instant) (uint64, error) {
 	f, _, err := openFile(g.folder.fenceFile(g.stripe), os.O_RDWR)
 	if err != nil {
@@ -190,7 +195,7 @@ func (g *guard) drawFence(now instant) (uint64, error) {
 	return fence, err
 }
 
-// publish writes the record r into the draft f, and makes f the file of r's key.
+// publish writes the record r into the draft f, closes f, and makes it the file of r's key.
 func (g *guard) publish(r *record, f *os.File) error {
 	_, err := f.WriteAt(r.file(), 0)
 	if err := closeAfter(f, err); err != nil {
@@ -200,7 +205,7 @@ func (g *guard) publish(r *record, f *os.File) error {
 	// The old record has expired. Remove it first, because a rename over a file makes ext4 write
 	// the new file to the disk immediately (auto_da_alloc), and other processes wait for the guard.
 	path := g.folder.recordFile(r.key)
-	os.Remove(path)
+	os.Remove(path) // if there is no old record, this has no effect
 	return os.Rename(f.Name(), path)
 }
 
@@ -216,7 +221,8 @@ func (g *guard) amend(r *record, now instant, rest time.Duration) error {
 		return err
 	}
 
-	// This copy is the older one, because each change goes to the other copy.
+	// A new file has two copies with change 0. Change 1 goes to the second copy, change 2 to the
+	// first one, and so on. So this overwrites the older copy.
 	b := r.encode()
 	_, err = f.WriteAt(b, int64(r.change%2)*int64(len(b)))
 	return closeAfter(f, err)

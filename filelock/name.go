@@ -28,7 +28,7 @@ const maxPlain = 120
 // directory or of a device (NUL, con). Because of the suffix, no name ends with a dot or a space,
 // which Windows ignores.
 func stateName(key string) string {
-	// Do not escape a key that is longer than maxPlain, because escaping never makes a key shorter.
+	// A key that is longer than maxPlain need not be escaped, because that never makes it shorter.
 	if len(key) <= maxPlain {
 		if plain := escape(key); len(plain) <= maxPlain {
 			return plainPrefix + plain + suffix
@@ -44,10 +44,10 @@ const (
 	suffix      = ".lock"
 )
 
-// escape encodes a short key, or a prefix of keys.
+// escape encodes a short key, or a prefix of keys, as stateName describes.
 func escape(key string) string {
 	const digits = "0123456789abcdef"
-	plain := make([]byte, 0, 3*len(key))
+	plain := make([]byte, 0, 3*len(key)) // a byte becomes up to three
 	for _, c := range []byte(key) {
 		switch {
 		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
@@ -59,7 +59,8 @@ func escape(key string) string {
 	return string(plain)
 }
 
-// stripeOf returns the stripe of key.
+// stripeOf returns the stripe of key. It depends on the first byte of the key's SHA-256, which the
+// name of a long key's state file shows.
 func stripeOf(key string) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(sum[0] % stripes)
@@ -74,7 +75,8 @@ func mayBegin(name, prefix string) bool {
 	return strings.HasPrefix(name, sumPrefix) && strings.HasSuffix(name, suffix)
 }
 
-// stripeOfName returns the stripe of a key, given the name of the key's state file.
+// stripeOfName returns the stripe of a key, given the name of the key's state file. The name must
+// be one for which mayBegin has returned true. If no key has that name, ok is false.
 func stripeOfName(name string) (stripe int, ok bool) {
 	name, _ = strings.CutSuffix(name, suffix)
 	if sum, ok := strings.CutPrefix(name, sumPrefix); ok {

@@ -16,6 +16,8 @@ import (
 
 func init() { hasp.Register("filelock", open, "mode") }
 
+// open returns a driver for c, which comes from a URL of this strategy. The directory then exists,
+// can be used, and was swept.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: filelock takes one directory, not %d",
@@ -23,7 +25,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	}
 
 	dir := ""
-	if len(c.Nodes) == 1 {
+	if len(c.Nodes) == 1 { // without a node, newDriver uses this user's directory
 		var err error
 		if dir, err = parseDir(c.Nodes[0]); err != nil {
 			return nil, err
@@ -33,7 +35,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	var opts Options
 	if s, ok := c.Params["mode"]; ok {
 		mode, err := strconv.ParseUint(s, 8, 32)
-		if err != nil || mode == 0 {
+		if err != nil || mode == 0 { // 0 would mean the default; newDriver checks the other values
 			return nil, fmt.Errorf("%w: parameter mode=%q: want octal permissions such as 0770",
 				hasp.ErrInvalid, s)
 		}

@@ -111,22 +111,26 @@ func (r *record) encode() []byte {
 // decode returns the newer record of a state file, or the only one that is complete.
 func decode(b []byte) (*record, error) {
 	half := (len(b) + 1) / 2 // if a byte was added, no copy matches its checksum
-	first, err := decodeCopy(b[:half])
-	second, err2 := decodeCopy(b[half:])
+	first, firstErr := decodeCopy(b[:half])
+	second, secondErr := decodeCopy(b[half:])
 	switch {
-	case err == nil && err2 == nil && first.change < second.change:
+	case firstErr == nil && secondErr == nil && first.change < second.change:
 		return second, nil
-	case err == nil:
+	case firstErr == nil:
 		return first, nil
-	case err2 == nil:
+	case secondErr == nil:
 		return second, nil
 	}
 
-	// The whole file shows whether it is foreign or incomplete, unless it has two copies.
-	if _, whole := unseal(b, recordHeader, errForeign); !errors.Is(whole, errChanged) {
-		err = cmp.Or(whole, errTorn)
+	// No copy is complete. If the whole file has the form of one copy with a wrong checksum, as a
+	// file of two copies has, the first copy says best what is wrong. Otherwise the whole file
+	// does: it is foreign, of another version, or torn. If it is one valid copy, the second one is
+	// missing.
+	_, wholeErr := unseal(b, recordHeader, errForeign)
+	if errors.Is(wholeErr, errChanged) {
+		return nil, firstErr
 	}
-	return nil, err
+	return nil, cmp.Or(wholeErr, errTorn)
 }
 
 // decodeCopy is the inverse of encode, and refuses all other content.
@@ -165,12 +169,15 @@ func sum(b []byte) string { return fmt.Sprintf("sum %08x\n", crc32.ChecksumIEEE(
 
 const sumLen = len("sum 01234567\n")
 
-// unseal returns the text between the header and the checksum. It returns errTorn if the end is
-// missing or the file contains only zeros, because a power failure may leave such a file.
+// unseal returns the text between the header and the checksum. The error is errTorn if the end is
+// missing or contains only zeros, because a power failure may leave such a file. It is the argument
+// foreign if the header is of another kind, errVersion if only its version differs, and errChanged
+// if the checksum is wrong.
 func unseal(b []byte, header string, foreign error) (string, error) {
-	kind := header[:strings.LastIndexByte(header, ' ')+1]
+	kind := header[:strings.LastIndexByte(header, ' ')+1] // without the version
+	withoutZeros := string(bytes.TrimRight(b, "\x00"))
 	switch {
-	case strings.HasPrefix(header, string(bytes.TrimRight(b, "\x00"))):
+	case strings.HasPrefix(header, withoutZeros): // the file is empty, or ends in the header
 		return "", errTorn
 	case !bytes.HasPrefix(b, []byte(kind)):
 		return "", foreign
@@ -183,7 +190,7 @@ func unseal(b []byte, header string, foreign error) (string, error) {
 	body := b[:len(b)-sumLen]
 	last := string(b[len(body):])
 	if !strings.HasPrefix(last, "sum ") {
-		return "", errTorn
+		return "", errTorn // the last line is not a checksum
 	}
 	if last != sum(body) {
 		return "", errChanged

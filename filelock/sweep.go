@@ -16,7 +16,8 @@ const (
 	openFiles  = 1000 // how many files Open by URL sweeps
 )
 
-// sweeper removes the records whose terms have ended, some files at a time.
+// sweeper removes the records whose terms have ended, and temporary files that were left behind.
+// Each sweep checks some files, and the next sweep goes on where it has ended.
 type sweeper struct {
 	folder folder
 	guards *guards
@@ -47,7 +48,7 @@ func (s *sweeper) sweep(ctx context.Context, n int) {
 	defer func() {
 		s.mu.Unlock()
 		if s.closed.Load() {
-			s.closeDir()
+			s.closeDir() // the method close may have left that to this sweep, which had mu
 		}
 	}()
 
@@ -66,24 +67,26 @@ func (s *sweeper) sweep(ctx context.Context, n int) {
 		if s.mustEnd(ctx) {
 			break
 		}
-		s.check(name)
+		s.checkFile(name)
 	}
 
-	if err != nil || len(names) < n {
+	if err != nil || len(names) < n { // the directory has no more names, or cannot be read
 		s.dir.Close()
 		s.dir = nil
 	}
 }
 
+// mustEnd reports whether a sweep must end before it has checked all its files.
 func (s *sweeper) mustEnd(ctx context.Context) bool { return ctx.Err() != nil || s.closed.Load() }
 
-// check removes the file with that name if its term has ended or its process has probably died.
-func (s *sweeper) check(name string) {
+// checkFile removes the file with that name if it is a record whose term has ended, or a temporary
+// file whose process has probably died.
+func (s *sweeper) checkFile(name string) {
 	if strings.HasPrefix(name, tempPrefix) {
 		removeLeftover(filepath.Join(s.folder.path, name))
 	}
 	if !strings.HasSuffix(name, suffix) {
-		return
+		return // not a record
 	}
 
 	r, err := s.folder.recordIn(name)
@@ -105,24 +108,26 @@ func removeLeftover(path string) {
 func (s *sweeper) removeExpired(key string) {
 	g, err := s.guards.try(stripeOf(key))
 	if g == nil || err != nil {
-		return
+		return // the guard is in use, so leave the record to a later sweep
 	}
 	defer g.unlock()
 
 	// Read the record again under the guard, because another process may have just taken the key.
+	// The method load returns nil for a record whose term has ended.
 	if r, err := s.folder.load(key, s.clock()); r == nil && err == nil {
 		os.Remove(s.folder.recordFile(key))
 	}
 }
 
-// close ends a sweep that runs, and makes every later one return at once.
+// close makes a sweep that runs end soon, and every later one return at once.
 func (s *sweeper) close() {
 	s.closed.Store(true)
 	s.closeDir()
 }
 
-// closeDir closes the directory that the next sweep continues to read. A sweep that runs may hang
-// in the file system, so closeDir does not wait for it. The sweep calls closeDir at its end.
+// closeDir closes the directory that the next sweep would continue to read. If a sweep runs,
+// closeDir does nothing, because the sweep may hang in the file system. That sweep calls closeDir
+// at its end.
 func (s *sweeper) closeDir() {
 	if s.mu.TryLock() {
 		s.dir.Close() // returns an error if the directory is nil

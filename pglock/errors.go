@@ -16,25 +16,26 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// The type said wraps an error and replaces the error's text.
-type said struct {
+// rewordedError wraps an error and replaces the error's text.
+type rewordedError struct {
 	text string
 	err  error
 }
 
-func (s *said) Error() string { return s.text }
-func (s *said) Unwrap() error { return s.err }
+func (e *rewordedError) Error() string { return e.text }
+func (e *rewordedError) Unwrap() error { return e.err }
 
-// oneLine returns err with a text of one line.
+// oneLine returns err with a text of one line. It returns nil if err is nil.
 func oneLine(err error) error {
 	if err == nil || !strings.ContainsAny(err.Error(), "\n\r") {
 		return err
 	}
-	return &said{flat(err), err}
+	return &rewordedError{flat(err), err}
 }
 
-// flat returns the text of an error in one line. An error about connections has a line for each
-// attempt. It has the same line twice if pgx has tried a host with TLS and without.
+// flat returns the text of an error in one line, without repeated lines. An error about connections
+// has a line for each attempt, and has the same line twice if pgx has tried a host with TLS and
+// without.
 func flat(err error) string {
 	var words []string
 	seen := map[string]bool{}
@@ -48,11 +49,12 @@ func flat(err error) string {
 	return strings.Join(words, " ")
 }
 
-// badConfig returns the error of a URL or a parameter that pgx cannot use. The text of pgx begins
-// with the URL, between backquotes. So badConfig shows only the text after the URL. If that text
-// contains a secret, badConfig does not show it either.
+// badConfig returns the error of a URL or a parameter that pgx cannot use. The argument err is
+// pgx's error. Its text begins with the URL, between backquotes, and the URL may contain a
+// password. So badConfig shows only the text after the URL, and only if that text contains no
+// secret.
 func badConfig(err error, secrets ...string) error {
-	var path *fs.PathError
+	var path *fs.PathError // a file such as that of sslrootcert cannot be read
 	if errors.As(err, &path) {
 		return fmt.Errorf("%w: %s %s: %w", backend.ErrInvalid, path.Op, path.Path, path.Err)
 	}
@@ -67,7 +69,8 @@ func badConfig(err error, secrets ...string) error {
 	return invalid("the address of the PostgreSQL or one of its parameters is wrong%s (want %s)", text, form)
 }
 
-// diagnose returns err, the error of opening a driver, in one line with advice.
+// diagnose returns err, the error of opening a driver, in one line with advice. If the server has
+// replied, the line has the server's message instead of pgx's text. It returns nil if err is nil.
 func diagnose(err error) error {
 	if err == nil {
 		return nil
@@ -79,10 +82,10 @@ func diagnose(err error) error {
 	} else if errors.As(err, new(*pgconn.ConnectError)) {
 		text = strings.TrimPrefix(text, "failed to connect to ")
 	}
-	if hint := hint(err); hint != "" {
-		text += " (" + hint + ")"
+	if advice := hint(err); advice != "" {
+		text += " (" + advice + ")"
 	}
-	return &said{"postgresql: " + text, err}
+	return &rewordedError{"postgresql: " + text, err}
 }
 
 // hints maps the codes of PostgreSQL's errors to advice about these errors.

@@ -57,7 +57,7 @@ func (d *driver) Listens() bool {
 func (d *driver) Waiters() int {
 	d.listener.mu.Lock()
 	defer d.listener.mu.Unlock()
-	return len(d.listener.waits)
+	return len(d.listener.waiters)
 }
 
 // Channel is the channel of the driver's messages.
@@ -99,9 +99,9 @@ func (d *driver) LockTimeout(ctx context.Context, most time.Duration) (string, e
 // Vouches reports whether a connection that was idle for some time needs no check, if the session
 // and the last message of the listener have these ages.
 func Vouches(session, message, idle time.Duration) bool {
-	l := &listener{since: time.Now().Add(-session), message: time.Now().Add(-message)}
+	l := &listener{listensSince: time.Now().Add(-session), lastMessage: time.Now().Add(-message)}
 	if session == 0 {
-		l.since = time.Time{}
+		l.listensSince = time.Time{}
 	}
 	return l.vouches(idle)
 }

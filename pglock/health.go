@@ -28,19 +28,20 @@ const (
 	refusedPause = 200 * time.Millisecond
 	scarcePause  = time.Second
 
-	// look is the time between two checks for a connection that was made or given back.
-	look = 5 * time.Millisecond
+	// checkPoolEvery is how often a caller without a connection checks whether one was made or
+	// given back.
+	checkPoolEvery = 5 * time.Millisecond
 )
 
 // health records which connections may be dead, and when the next connection may be made.
 //
 // A firewall may forget all connections of a pool, although they still look sound. So if a
-// statement has no answer, all connections without an answer since it was sent are in doubt. They
-// are closed before their next use, so that only calls under way can time out.
+// statement gets no answer, all connections on which no answer has come since that statement was
+// sent are in doubt. They are closed before their next use, so that only calls under way time out.
 type health struct {
 	mu       sync.Mutex // guards the fields below
 	answered time.Time  // when the last answer came, on any connection
-	doubt    time.Time  // connections without an answer since this time are in doubt
+	doubt    time.Time  // connections whose last answer came before this time are in doubt
 	taking   int        // how many callers ask the pool for an idle connection
 	dialing  int        // how many callers may be making a connection
 	refusal  error      // why the server last refused a connection
@@ -49,7 +50,7 @@ type health struct {
 
 // lastAnswer returns a pointer to the time of a connection's last answer. Only the goroutine that
 // has acquired the connection uses the pointer. The first call for a connection sets the time to
-// now. In the driver's own pool, that call is made when the connection is made.
+// now: in the driver's own pool, when the connection is made, else when it is first acquired.
 func lastAnswer(c *pgx.Conn) *time.Time {
 	const name = "hasp: last answer"
 	data := c.PgConn().CustomData()
@@ -73,10 +74,13 @@ func (h *health) note(ctx context.Context, c *pgx.Conn, sent time.Time, err erro
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
+	hasAnswer := err == nil || code(err) != ""
+	isSilent := ctx.Err() != nil && now.Sub(sent) >= minSilence
 	switch {
-	case err == nil, code(err) != "":
-		*lastAnswer(c), h.answered = now, now
-	case ctx.Err() != nil && now.Sub(sent) >= minSilence && sent.After(h.doubt):
+	case hasAnswer:
+		*lastAnswer(c) = now
+		h.answered = now
+	case isSilent && sent.After(h.doubt):
 		h.doubt = sent // keep the latest time of sending, because statements end in any order
 	}
 }
@@ -92,32 +96,34 @@ func (h *health) last() (answered, doubt time.Time) {
 type request int
 
 const (
-	notNow request = iota
-	waits          // all connections exist, so the pool makes none
-	takesIdle
-	dials
+	notNow    request = iota // the caller must not ask
+	waits                    // all connections exist, so the caller waits for one of them
+	takesIdle                // a connection is idle
+	dials                    // the pool makes a connection
 )
 
-// mayAsk returns how a caller may ask the pool for a connection now. The caller must then call
-// h.asked. If the result is notNow, the caller must return err, or wait for a connection if err is
-// nil.
+// mayAsk returns how a caller may ask the pool for a connection now. If the result is notNow, the
+// caller must return err, or try again later if err is nil. Otherwise it must ask the pool, and
+// then call h.asked.
 //
-// The pool makes a connection for a caller that finds none idle. So no more callers ask for an idle
-// connection than there are.
+// The pool makes a connection for each caller that finds none idle. The limits on new connections
+// hold only if mayAsk lets no more callers ask for an idle connection than there are.
 func (h *health) mayAsk(p *pgxpool.Pool) (r request, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s := p.Stat()
-	pauses := time.Now().Before(h.resumes)
+	isPause := time.Now().Before(h.resumes)
 	switch {
 	case s.TotalConns() == s.MaxConns():
 		return waits, nil
 	case int(s.IdleConns()) > h.taking:
 		h.taking++
 		return takesIdle, nil
-	case pauses && s.TotalConns() == 0:
-		return notNow, h.refusal
-	case pauses, h.dialing >= maxDials, s.ConstructingConns() >= maxDials:
+	case isPause && s.TotalConns() == 0:
+		return notNow, h.refusal // no connection can become idle
+	case isPause, h.dialing >= maxDials, s.ConstructingConns() >= maxDials:
+		// If a caller has left, the pool goes on making its connection. Then dialing does not count
+		// it any more, but ConstructingConns does.
 		return notNow, nil
 	}
 
@@ -125,8 +131,9 @@ func (h *health) mayAsk(p *pgxpool.Pool) (r request, err error) {
 	return dials, nil
 }
 
-// The method asked records the pool's answer. If ctx has ended, err does not count, because the
-// pool still tries to make the connection for another caller.
+// The method asked records the pool's answer to a request. If the server has refused a connection,
+// a pause begins. A timeout is no refusal. An error after the end of ctx is none either, because
+// the pool still tries to make the connection for another caller.
 func (h *health) asked(ctx context.Context, r request, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -154,7 +161,9 @@ type connections struct {
 	health health
 }
 
-// acquire returns a connection that is not in doubt. The caller must then call release.
+// acquire returns a connection that is not in doubt. The caller must then call release. If the
+// server refuses a connection because it has none left, acquire waits until ctx ends for one that
+// another caller gives back.
 func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	for {
 		r, err := p.health.mayAsk(p.Pool)
@@ -163,6 +172,8 @@ func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 			c, err = p.Acquire(ctx)
 			p.health.asked(ctx, r, err)
 		}
+		// If r is notNow, err says that the pool has no connection that could be given back.
+		isFull := r != notNow && code(err) == tooManyConnections
 		switch {
 		case c != nil && !p.health.doubts(c.Conn()):
 			return c, nil
@@ -172,21 +183,21 @@ func (p *connections) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 			continue
 		case ctx.Err() != nil:
 			return nil, p.busy(ctx.Err())
-		case err != nil && (r == notNow || code(err) != tooManyConnections):
+		case err != nil && !isFull:
 			return nil, oneLine(err)
 		}
 
 		// Wait for a connection that is being made or given back.
 		select {
-		case <-time.After(look):
+		case <-time.After(checkPoolEvery):
 		case <-ctx.Done():
 			return nil, p.busy(ctx.Err())
 		}
 	}
 }
 
-// busy returns err, the error of a context that has ended during the wait for a connection. If all
-// connections were in use, it says so.
+// busy returns the error of a wait for a connection that a context has ended with err. This is a
+// busyError if all connections were in use until the deadline, else err.
 func (p *connections) busy(err error) error {
 	s := p.Stat()
 	if errors.Is(err, context.DeadlineExceeded) && s.AcquiredConns() == s.MaxConns() {

@@ -30,8 +30,9 @@ func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 	s := backend.Status{Held: held, Fence: uint64(fence)}
 	if held {
 		s.TTL = term(left)
-		if readers == nil {
-			s.Owner, s.Since = unhex(owner), time.UnixMicro(since)
+		if readers == nil { // the hold is exclusive
+			s.Owner = unhex(owner)
+			s.Since = time.UnixMicro(since)
 		} else {
 			s.Shared = owners(*readers, time.UnixMicro(now))
 		}
@@ -40,7 +41,9 @@ func scanEntry(rows pgx.Rows) (backend.Entry, error) {
 	return backend.Entry{Key: unhex(key), Status: s}, nil
 }
 
-// owners returns up to 1,000 owners of present shared holds. It ignores malformed holds.
+// owners returns the owners of the shared holds that end after now, but not more than 1,000. The
+// parameter readers is the JSON of all shared holds of a key, by token. Malformed holds are
+// ignored.
 func owners(readers string, now time.Time) (owners []string) {
 	var holds map[string]struct{ Owner, End string }
 	_ = json.Unmarshal([]byte(readers), &holds) // Unmarshal goes on after a value of a wrong type
@@ -82,9 +85,10 @@ func (d *driver) List(
 	ctx context.Context, prefix string, timeout time.Duration,
 ) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
-		for from := []byte(prefix); ; {
+		from := []byte(prefix)
+		for {
 			page, err := d.page(ctx, from, timeout)
-			last := ""
+			last := "" // the last key that the statement has looked at, which may be free
 			for _, e := range page {
 				last = e.Key
 				isListed := e.Held && strings.HasPrefix(e.Key, prefix)
@@ -94,30 +98,31 @@ func (d *driver) List(
 			}
 
 			if ctx.Err() != nil {
-				err = ctx.Err()
+				err = ctx.Err() // the cause of the database's error, if there is one
 			}
 			if err != nil {
 				yield(backend.Entry{}, err)
-			}
-			if err != nil || last == "" || !strings.HasPrefix(last, prefix) {
 				return
+			}
+			if last == "" || !strings.HasPrefix(last, prefix) {
+				return // there are no more rows, or no more keys with the prefix
 			}
 			from = append([]byte(last), 0) // the first key after last
 		}
 	}
 }
 
-// page returns the entries that list.sql finds in 1,000 rows, of the key from and the keys after it.
-// The last entry is that of the last row. If there are no more rows, page returns none.
+// page looks at 1,000 rows, beginning with the key from. It returns an entry for each held key, and
+// an entry for the last row even if that key is free. If there are no more rows, page returns none.
 func (d *driver) page(
 	ctx context.Context, from []byte, timeout time.Duration,
-) (page []backend.Entry, err error) {
+) (entries []backend.Entry, err error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	n, err := d.query(within, "list", func(row int, rows pgx.Rows) error {
 		e, err := scanEntry(rows)
-		page = append(page[:row], e)
+		entries = append(entries[:row], e) // an attempt that is repeated counts rows from 0 again
 		return err
 	}, from)
-	return page[:n], err
+	return entries[:n], err
 }

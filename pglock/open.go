@@ -28,6 +28,7 @@ const (
 	form = "pglock+postgres://user:password@host:port/database"
 )
 
+// invalid returns an ErrInvalid with a formatted text.
 func invalid(text string, args ...any) error {
 	return fmt.Errorf("%w: "+text, append([]any{backend.ErrInvalid}, args...)...)
 }
@@ -58,13 +59,17 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	}
 
 	cfg.ConnConfig.Tracer = tracer
-	var d *driver
+	var d *driver // is set below, before the pool makes its first connection
+	// The pool calls ShouldPing for each idle connection before its use. If the result is true, the
+	// pool sends a ping, and drops the connection if the ping fails.
 	cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool {
-		// Use CheckConn, which takes a millisecond and no round trip. It notices that the server
-		// has ended the connection. It is deprecated because it does not notice that a server has
-		// stopped answering. The millisecond would be lost at each hand-over of a busy key.
-		isKnown := p.IdleDuration <= checkIdle || d.listener.vouches(p.IdleDuration)
-		return !isKnown && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
+		// A ping takes a round trip. So call CheckConn, which takes a millisecond, and ping only if
+		// it has found that the server has ended the connection. CheckConn is deprecated because it
+		// does not notice that a server has stopped answering; the type health does. If the
+		// connection was just in use, not even the millisecond is spent, because it would be lost
+		// at each hand-over of a busy key.
+		isFresh := p.IdleDuration <= checkIdle || d.listener.vouches(p.IdleDuration)
+		return !isFresh && p.Conn.PgConn().CheckConn() != nil //lint:ignore SA1019 see above
 	}
 
 	cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
@@ -83,7 +88,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, diagnose(err)
 	}
-	if d, err = newDriver(pool, true, o); err != nil {
+	d, err = newDriver(pool, true, o)
+	if err != nil {
 		pool.Close()
 		return nil, err
 	}
@@ -94,9 +100,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// parse returns the settings of the pool. It passes on only the parameters in libpqParams, because
-// pgx would send any other parameter to the server as a setting. The deadline of ctx comes from the
-// Client's Timeout.
+// parse returns the settings of the pool, from the node and the parameters of c. It passes on only
+// the parameters in libpqParams, because pgx would send any other parameter to the server as a
+// setting. The deadline of ctx comes from the Client's Timeout.
 func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 	if len(c.Nodes) != 1 {
 		return nil, invalid("pglock takes one node, got %d: want %s", len(c.Nodes), form)
@@ -127,8 +133,10 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 		}
 	}
 
+	// As the package comment says, several hosts have another default of target_session_attrs.
 	hosts := c.Params["host"]
 	if hosts == "" {
+		// The hosts stand between the @, if any, and the slash.
 		hosts, _, _ = strings.Cut(place[strings.LastIndex(place, "@")+1:], "/")
 	}
 	if strings.Contains(hosts, ",") && !query.Has("target_session_attrs") {
@@ -137,8 +145,8 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 
 	cfg, err := pgxpool.ParseConfig("postgres://" + place + "?" + query.Encode())
 	if err != nil {
-		user, _, _ := strings.Cut(place, "@")
-		_, password, _ := strings.Cut(user, ":")
+		userinfo, _, _ := strings.Cut(place, "@")
+		_, password, _ := strings.Cut(userinfo, ":")
 		return nil, badConfig(err, password, c.Params["password"], c.Params["sslpassword"])
 	}
 
@@ -149,10 +157,10 @@ func parse(ctx context.Context, c hasp.Config) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// timeoutPerHost returns the default of connect_timeout. Hosts are tried one after another, so each
-// host has a part of the Timeout, and a host that does not answer leaves time for the next host. A
-// short default also helps in an outage, because each connection attempt takes up a place in the
-// pool for this time.
+// timeoutPerHost returns the default of connect_timeout. Hosts are tried one after another. So the
+// time until the deadline of ctx is divided by the number of hosts, and a host that does not answer
+// leaves time for the next host. A short default also helps in an outage, because each connection
+// attempt takes up a place in the pool for this time.
 func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
 	hosts := map[string]bool{fmt.Sprint(cfg.Host, ":", cfg.Port): true}
 	for _, f := range cfg.Fallbacks {
@@ -165,6 +173,7 @@ func timeoutPerHost(ctx context.Context, cfg *pgx.ConnConfig) time.Duration {
 	return max(timeout/time.Duration(len(hosts)), minConnectTimeout)
 }
 
+// poolSize returns the value of the parameter pool_size, or its default if s is empty.
 func poolSize(s string) (int, error) {
 	if s == "" {
 		return defaultPoolSize, nil

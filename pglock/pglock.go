@@ -24,8 +24,8 @@
 // release wakes the first one by NOTIFY. Waiters also try once a second, and when the holder's term
 // ends. While callers wait, their Client uses one more connection, and renewals use up to two. Each
 // call for a shared lease rewrites the row of the key, which lists all shared leases of that key.
-// So a key should have tens of shared leases, not thousands. A transaction that stays open for long,
-// as in pg_dump, slows down busy keys of its database: see docs/pglock.md.
+// So a key should have tens of shared leases, not thousands. A transaction that stays open for
+// long, as in pg_dump, slows down busy keys of its database: see docs/pglock.md.
 //
 // # URL
 //
@@ -113,8 +113,8 @@ type driver struct {
 	guards   guards
 	listener *listener
 
-	// nextSweep is the earliest time, as a UnixNano, at which this driver sweeps again. One grant of
-	// sweepOneIn, on average, starts an attempt to sweep.
+	// nextSweep is the earliest time, as a UnixNano, at which this driver sweeps again. One grant
+	// of sweepOneIn, on average, starts an attempt to sweep.
 	nextSweep  atomic.Int64
 	sweepOneIn int
 
@@ -166,6 +166,9 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 	return d, nil
 }
 
+// newDriver returns a driver that sends its statements over pool. If own is true, the driver's
+// Close closes pool. The driver has a pool of its own for renewals, with the same settings. Before
+// its first use, the caller must call setUp.
 func newDriver(pool *pgxpool.Pool, own bool, o Options) (*driver, error) {
 	cfg := pool.Config()
 	cfg.MaxConns = renewalConns
@@ -219,11 +222,13 @@ const closeGrace = time.Second
 // open. If the server does not answer, some connections are closed up to 15 s later.
 func (d *driver) Close() error {
 	d.stop()
+	// Wait for a call of spawn that is under way. Later calls see that closing has ended.
 	d.mu.Lock()
 	d.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
 	closed := make(chan struct{})
 	go func() {
-		d.renewals.Close() // may block, because each connection tells the server that it ends
+		// Closing a pool may block, because each connection tells the server that it ends.
+		d.renewals.Close()
 		if d.own {
 			d.statements.Close()
 		}
@@ -231,7 +236,7 @@ func (d *driver) Close() error {
 	}()
 	select {
 	case <-closed:
-	case <-time.After(closeGrace):
+	case <-time.After(closeGrace): // the goroutine above goes on
 	}
 	d.wg.Wait()
 	return nil
@@ -264,26 +269,33 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 	for {
 		g, settled, err := d.take(ctx, c, a)
-		isOver := settled || !c.WillRetry || !errors.Is(err, backend.ErrHeld)
-		if isOver || time.Since(began) >= c.Timeout/2 {
-			d.listener.end(a, err)
-			if errors.As(err, new(*busyError)) {
-				err = d.unsent(c, began, err)
-			}
-			return g, err
+
+		// A refused caller that will wait, but is not settled, must ask again at once, because
+		// nothing would wake it. There are three cases: another caller has taken the key during the
+		// attempt, the key has become free before this caller was in the line, or another
+		// transaction has locked the row of a held key. The third case may last, so after half of
+		// its time the caller gets the refusal and polls.
+		isRefused := errors.Is(err, backend.ErrHeld)
+		mustAskAgain := isRefused && c.WillRetry && !settled
+		if mustAskAgain && time.Since(began) < c.Timeout/2 {
+			continue
 		}
-		// The caller must ask again, because nothing would wake it: another caller has taken the key
-		// during the attempt, or the key has become free before this caller was in the line, or
-		// another transaction has locked the row of a held key. In the last case the caller polls
-		// after half of its time.
+
+		d.listener.end(a, err)
+		if errors.As(err, new(*busyError)) {
+			err = d.unsent(c, began, err)
+		}
+		return g, err
 	}
 }
 
-// unsent returns the error of an attempt that was not sent, because other calls had all slots or all
-// connections until its context has ended. If the server has answered one of these calls since the
-// attempt began, that is no outage, and a caller that will try again waits on.
+// unsent returns the error of an attempt that was not sent, because other calls had all slots or
+// all connections until the attempt's context ended. If the server has answered one of these calls
+// since the attempt began, there is no outage. Then a caller that will retry gets a HeldError, so
+// that it goes on waiting. Otherwise unsent returns err.
 func (d *driver) unsent(c backend.Claim, began time.Time, err error) error {
-	if answered, _ := d.statements.health.last(); c.WillRetry && answered.After(began) {
+	answered, _ := d.statements.health.last()
+	if c.WillRetry && answered.After(began) {
 		return &backend.HeldError{}
 	}
 	return err
@@ -297,16 +309,18 @@ const (
 	maxBlocked = 50 * time.Millisecond
 
 	// stillBlocked is for an attempt at a key that is known to be guarded, or while d.takes is
-	// full. The callers of these attempts poll, so they leave connections to other callers.
+	// full. The callers of these attempts poll, so a short wait costs them little and leaves
+	// connections to other callers.
 	stillBlocked = time.Millisecond
 
-	// maxRenewBlocked is for renewals and breaks, which a guard does not block. An attempt also
-	// uses it after the method blocked has found no guard.
+	// maxRenewBlocked is for renewals and breaks, which a guard does not block, so that only a
+	// short statement can be in their way. For the same reason, an attempt uses it after the method
+	// blocked has found no guard.
 	maxRenewBlocked = time.Second
 )
 
 // heldError returns the error about a hold. The parameter left is the rest of the hold's term in
-// microseconds, or nil if the term has no end.
+// microseconds, or nil if the term has no end. RetryAfter is then zero, which means unknown.
 func heldError(owner string, shared bool, left *int64) *backend.HeldError {
 	return &backend.HeldError{Owner: unhex(owner), Shared: shared, RetryAfter: max(term(left), 0)}
 }
@@ -326,15 +340,15 @@ func term(left *int64) time.Duration {
 	if left == nil {
 		return -1
 	}
-	const most = math.MaxInt64 / int64(time.Microsecond)
-	return time.Duration(min(*left, most)) * time.Microsecond
+	const longest = math.MaxInt64 / int64(time.Microsecond) // a longer term would overflow
+	return time.Duration(min(*left, longest)) * time.Microsecond
 }
 
-// guards records the free keys whose rows other transactions have locked, and the times at which
-// these locks were noticed. A key is removed when an attempt at it ends without a lock timeout.
+// guards records the free keys whose rows other transactions have locked. Such a transaction is
+// called a guard of the key. A key is removed when an attempt at it ends without a lock timeout.
 type guards struct {
-	mu    sync.Mutex // guards the field since
-	since map[string]time.Time
+	mu    sync.Mutex           // guards the field since
+	since map[string]time.Time // by key, when the guard was noticed
 }
 
 const (
@@ -342,20 +356,23 @@ const (
 	longestRest = time.Second // the longest time between two attempts at a guarded key
 )
 
+// has reports whether a guard of key was noticed and may still be there.
 func (g *guards) has(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return !g.since[key].IsZero()
 }
 
+// forget records that key has no guard any more.
 func (g *guards) forget(key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.since, key)
 }
 
-// refusal records that the key is guarded, and returns the error. The end of a guard wakes no
-// caller, so RetryAfter makes the caller ask again. RetryAfter grows with the age of the guard.
+// refusal records that the key is guarded, and returns the error of an attempt at it. The end of a
+// guard wakes no caller, so RetryAfter makes the caller ask again. RetryAfter is random, and grows
+// with the age of the guard.
 func (g *guards) refusal(key string) *backend.HeldError {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -363,6 +380,7 @@ func (g *guards) refusal(key string) *backend.HeldError {
 		if len(g.since) >= maxGuards || g.since == nil {
 			g.since = map[string]time.Time{} // keys that are still guarded are soon recorded again
 		}
+		// The attempt has waited for the guard. This also keeps the argument of rand.N above zero.
 		g.since[key] = time.Now().Add(-maxBlocked)
 	}
 
@@ -370,64 +388,76 @@ func (g *guards) refusal(key string) *backend.HeldError {
 }
 
 // The method take makes one attempt. The caller of take holds a slot of d.takes. The result settled
-// says whether a refused caller may wait without another attempt.
+// is true if a refused caller may sleep without another attempt: a release will wake it, or it
+// polls. It has no meaning if the error is not about a hold.
 func (d *driver) take(
 	ctx context.Context, c backend.Claim, a attempt,
 ) (g backend.Grant, settled bool, err error) {
 	if err := checkKey(c.Key); err != nil {
 		return backend.Grant{}, false, err
 	}
-	most := maxBlocked
+	lockTimeout := maxBlocked
+	// With one connection, d.takes is always full, because this attempt has the only slot.
 	isFull := cap(d.takes) > 1 && len(d.takes) == cap(d.takes)
 	if isFull || d.guards.has(c.Key) {
-		most = stillBlocked
+		lockTimeout = stillBlocked
 	}
 
 	for {
-		g, settled, err := d.takeOnce(ctx, c, a, most)
+		g, settled, err := d.takeOnce(ctx, c, a, lockTimeout)
 		if code(err) != lockNotAvailable {
 			d.guards.forget(c.Key)
 			return g, settled, err
 		}
-		row, err := d.blocked(ctx, c, err)
-		isBrief := most < maxRenewBlocked && joinable(c, err)
-		if err != nil && !isBrief {
-			return backend.Grant{}, row, err // the caller polls a row that a transaction guards
+
+		guarded, err := d.blocked(ctx, c, err)
+		canJoinLater := joinable(c, err) && lockTimeout < maxRenewBlocked
+		if err != nil && !canJoinLater {
+			// A caller that finds a guard is settled: it polls, because the end of a guard wakes
+			// nobody. A caller that finds a hold is not, because it is not in the line yet.
+			return backend.Grant{}, guarded, err
 		}
-		most = maxRenewBlocked // no transaction guards the row
+		lockTimeout = maxRenewBlocked // no transaction guards the row
 	}
 }
 
 // joinable reports whether err is about a shared hold that c can join. The row of such a hold is
-// usually locked only by statements of drivers, which commit at once.
+// usually locked only by statements of drivers, which commit at once. So c may wait for the lock.
 func joinable(c backend.Claim, err error) bool {
 	var held *backend.HeldError
 	return c.Shared && errors.As(err, &held) && held.Shared
 }
 
-// takeOnce sends one statement for the method take.
+// takeOnce sends one statement for the method take, and returns what take returns. The statement
+// waits for a locked row for lockTimeout at most.
 func (d *driver) takeOnce(
-	ctx context.Context, c backend.Claim, a attempt, most time.Duration,
+	ctx context.Context, c backend.Claim, a attempt, lockTimeout time.Duration,
 ) (g backend.Grant, settled bool, err error) {
-	if end, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(end)/2) // leave time to call the method blocked
-	}
 	keep := keepsPlace
-	if end, ok := ctx.Deadline(); ok && time.Until(end) < min(keep, c.Timeout/4) {
-		keep = max(time.Until(end), 0) // the caller leaves then, and its place must end with it
+	if end, ok := ctx.Deadline(); ok {
+		rest := time.Until(end)
+		lockTimeout = min(lockTimeout, rest/2) // leave time to call the method blocked
+
+		// The context of an attempt usually lasts for c.Timeout. If much less is left, the caller's
+		// whole wait ends then, and its place in the line must end with it.
+		if rest < min(keep, c.Timeout/4) {
+			keep = max(rest, 0)
+		}
 	}
 	var (
 		fence, left *int64
 		owner       string
 		shared      bool
-		none        *string
+		unused      *string // the column in which the statement calls functions for their effects
 	)
 	scan := func(_ int, rows pgx.Rows) error {
-		return rows.Scan(&fence, &owner, &shared, &left, &settled, &none)
+		return rows.Scan(&fence, &owner, &shared, &left, &settled, &unused)
 	}
+	// These are the arguments $1 to $10 of take.sql. A guard does not keep a refused caller from
+	// entering the line, so the lock_timeout for that is maxRenewBlocked.
 	args := []any{
 		[]byte(c.Key), c.Token, []byte(c.Owner), micros(c.TTL), c.Fenced,
-		lockWait(most), a.number, a.enters, lockWait(maxRenewBlocked), micros(keep),
+		lockWait(lockTimeout), a.number, a.enters, lockWait(maxRenewBlocked), micros(keep),
 	}
 	statement := "take"
 	if c.Shared {
@@ -440,9 +470,10 @@ func (d *driver) takeOnce(
 	case err != nil && !isConflict(err):
 		return backend.Grant{}, false, err
 	case err != nil, n == 0:
-		// Another caller has taken the key since the statement began.
+		// After a conflict, or without a row, another caller has taken the key since the statement
+		// began. The answer does not say who.
 		return backend.Grant{}, false, backend.ErrHeld
-	case fence == nil:
+	case fence == nil: // the row is about the hold
 		return backend.Grant{}, settled, heldError(owner, shared, left)
 	}
 
@@ -453,29 +484,33 @@ func (d *driver) takeOnce(
 	return g, true, nil
 }
 
-// The method blocked returns why an attempt has timed out on a lock of PostgreSQL. That attempt has
-// changed nothing. If another transaction has locked the row, the results are true and a HeldError.
-// If a statement such as CREATE INDEX locks the table, the error is an outage, because no key can
-// be taken or renewed. A table lock ends an attempt only if the server, the role or the database
-// has a lock_timeout, because the attempt sets its own after it has the table. If it was another
-// lock, or the lock is gone, blocked returns false and nil, and the caller must retry.
-func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (row bool, _ error) {
+// The method blocked finds out why an attempt has ended with err, a timeout of a wait for a lock of
+// PostgreSQL. That attempt has changed nothing. The results of blocked are:
+//   - false and a HeldError about the hold, if the key is held;
+//   - true and a HeldError, if a guard of the key, or another transaction, has locked the row of a
+//     free key;
+//   - false and err, if a statement such as CREATE INDEX locks the table. This is an outage, because
+//     no key can be taken or renewed. It happens only if the server, the role or the database has a
+//     lock_timeout, because an attempt sets its own lock_timeout after it has locked the table;
+//   - false and err, if ctx has ended or the database does not say why;
+//   - false and nil, if it was another lock, or the lock is gone. Then the caller must retry.
+func (d *driver) blocked(ctx context.Context, c backend.Claim, err error) (guarded bool, _ error) {
 	var (
-		held, shared, table bool
-		owner               string
-		left                *int64
+		held, shared, tableLocked bool
+		owner                     string
+		left                      *int64
 	)
-	_, lookErr := d.query(ctx, "blocked", func(_ int, rows pgx.Rows) error {
-		return rows.Scan(&held, &owner, &shared, &left, &table, &row)
+	_, queryErr := d.query(ctx, "blocked", func(_ int, rows pgx.Rows) error {
+		return rows.Scan(&held, &owner, &shared, &left, &tableLocked, &guarded)
 	}, []byte(c.Key), d.table, lockWait(maxRenewBlocked))
 	switch {
-	case lookErr != nil:
+	case queryErr != nil:
 		return false, err
 	case held:
 		return false, heldError(owner, shared, left)
-	case table:
+	case tableLocked:
 		return false, fmt.Errorf("%w (another statement, such as CREATE INDEX, locks the whole table)", err)
-	case row:
+	case guarded:
 		return true, d.guards.refusal(c.Key)
 	case ctx.Err() != nil:
 		return false, err
@@ -502,74 +537,75 @@ func (d *driver) Renew(
 	d.renew(ctx, "renewshared", cs, shared, done)
 }
 
-// The method renew renews the claims cs[which[0]], cs[which[1]] and so on.
+// The method renew renews those claims of cs whose indexes are given, by one call of the statement.
 func (d *driver) renew(
-	ctx context.Context, statement string, cs []backend.Claim, which []int,
+	ctx context.Context, statement string, cs []backend.Claim, indexes []int,
 	done func(i int, g backend.Grant, err error),
 ) {
-	if len(which) == 0 {
+	if len(indexes) == 0 {
 		return
 	}
 	var keys [][]byte
 	var tokens []string
 	var ttls []int64
-	for _, i := range which {
+	for _, i := range indexes {
 		keys = append(keys, []byte(cs[i].Key))
 		tokens = append(tokens, cs[i].Token)
 		ttls = append(ttls, micros(cs[i].TTL))
 	}
 
-	renewed := make([]bool, len(which))
+	// The statement returns a row for each hold that it has renewed: the position of its key in
+	// keys, counted from 1.
+	renewed := make([]bool, len(indexes))
 	scan := func(row int, rows pgx.Rows) error {
 		if row == 0 {
-			clear(renewed) // PostgreSQL has undone the attempts before
+			clear(renewed) // PostgreSQL has undone an earlier attempt, so rows count from 0 again
 		}
-		var n int64
-		if err := rows.Scan(&n); err != nil {
+		var position int64
+		if err := rows.Scan(&position); err != nil {
 			return err
 		}
-		renewed[n-1] = true
+		renewed[position-1] = true
 		return nil
 	}
 
-	found, err := d.queryApart(ctx, statement, scan, keys, tokens, lockWait(maxRenewBlocked), ttls)
+	rowCount, err := d.queryApart(ctx, statement, scan, keys, tokens, lockWait(maxRenewBlocked), ttls)
 
-	for n, i := range which {
-		switch {
-		case err != nil:
-			done(i, backend.Grant{}, err)
-		case found == 0, !renewed[n]:
-			done(i, backend.Grant{}, backend.ErrLost)
-		default:
-			done(i, backend.Grant{}, nil)
+	for n, i := range indexes {
+		claimErr := err
+		isRenewed := rowCount > 0 && renewed[n] // without rows, renewed may be of an undone attempt
+		if err == nil && !isRenewed {
+			claimErr = backend.ErrLost
 		}
+		done(i, backend.Grant{}, claimErr)
 	}
 }
 
 // Release frees c.Key and wakes the next waiter. If c.KeepUntil is set, the key stays taken until
-// that time. A release of a shared hold does not affect the other shared holds.
+// that time. A release of a shared hold does not affect the other shared holds. If no hold has the
+// token, Release removes the caller's place from the line of the key, if any, and returns ErrLost.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if checkKey(c.Key) != nil {
-		return backend.ErrLost
+		return backend.ErrLost // nobody can have taken a key that is too long
 	}
 
 	statement := "leave"
 	args := []any{c.Token}
 	if !c.Shared {
 		statement = "release"
-		var while *int64
+		var keep *int64 // how long the key stays taken
 		if rest := time.Until(c.KeepUntil); rest > 0 {
-			while = new(micros(rest))
+			keep = new(micros(rest))
 		}
-		args = append(args, while)
+		args = append(args, keep)
 	}
 
-	n, err := d.finish(ctx, statement, c.Key, c.Timeout, args...)
-	if err != nil || n > 0 {
+	ended, err := d.finish(ctx, statement, c.Key, c.Timeout, args...)
+	if err != nil || ended > 0 {
 		return err
 	}
 
-	// The token may belong to a caller that has waited, and whose place keeps others out.
+	// The token may belong to a caller that has given up waiting. Its place still keeps others out.
 	if number := d.listener.forget(spot{c.Key, c.Shared}, c.Token); number != 0 {
 		if err := d.quit(ctx, c.Key, number, c.Timeout); err != nil {
 			return err
@@ -579,9 +615,12 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return backend.ErrLost
 }
 
-// quit removes a waiter from the line of a key. If it is the heir, the next waiter is woken.
-func (d *driver) quit(ctx context.Context, key string, number int64, most time.Duration) error {
-	_, err := d.finish(ctx, "quit", key, most, number)
+// quit removes the waiter with this number from the line of a key. If that waiter is the heir,
+// which the last release has woken, quit wakes the next waiter.
+func (d *driver) quit(
+	ctx context.Context, key string, number int64, lockTimeout time.Duration,
+) error {
+	_, err := d.finish(ctx, "quit", key, lockTimeout, number)
 	return err
 }
 

@@ -65,29 +65,29 @@ func (d *driver) query(
 	return d.queryOn(ctx, d.statements, statement, scan, args...)
 }
 
-// queryOn runs the statement of a file in the directory sql, and calls scan for each row. It returns
-// the number of the rows. Each attempt counts its rows from zero, because a conflict at the commit
-// undoes an attempt whose rows have been read.
+// queryOn runs the statement of a file in the directory sql, and calls scan for each row. It
+// returns the number of the rows.
 //
-// It repeats a statement that has certainly changed nothing, because PostgreSQL has undone it after
-// a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
+// queryOn repeats a statement that has certainly changed nothing, because PostgreSQL has undone it
+// after a conflict, or because the table is missing. Conflicts are deadlocks and, if the default
 // isolation level is above read committed, serialization failures. After any other error the
-// statement is not repeated, because it may have been carried out.
+// statement is not repeated, because it may have been carried out. A repeated statement counts its
+// rows from zero again, because a conflict at the commit also undoes the rows that scan has read.
 func (d *driver) queryOn(
 	ctx context.Context, on *connections, statement string, scan scanner, args ...any,
-) (n int, err error) {
+) (int, error) {
 	conflicts := 0
-	made := false
+	tableMade := false
 	for {
 		n, err := d.queryOnce(ctx, on, d.sql[statement], scan, args)
 		switch {
 		case isConflict(err) && conflicts < maxConflicts && ctx.Err() == nil:
 			conflicts++
-		case code(err) == undefinedTable && !made && ctx.Err() == nil:
+		case code(err) == undefinedTable && !tableMade && ctx.Err() == nil:
 			// Make the table again. It was dropped, or another database answers now.
-			made = true
+			tableMade = true
 			if d.makeTable(ctx) != nil {
-				return 0, err
+				return 0, err // it says that the table is missing
 			}
 		default:
 			return n, err
@@ -95,7 +95,8 @@ func (d *driver) queryOn(
 	}
 }
 
-// queryApart does what queryOn does, on a connection outside the pool of statements.
+// queryApart does what queryOn does, on a connection outside the pool of statements. If the server
+// has no connection left for that, it uses the pool of statements after all.
 func (d *driver) queryApart(
 	ctx context.Context, statement string, scan scanner, args ...any,
 ) (n int, err error) {
@@ -107,21 +108,24 @@ func (d *driver) queryApart(
 	return n, err
 }
 
-// finish runs a statement that ends a hold or a wait. If all connections of the pool are in use, by
-// the program itself or by attempts that wait for the lock of a row, finish uses a connection
-// outside the pool, so that no release waits for them. The first arguments of such a statement are
-// the key, the channel, and most, which is how long it waits for the lock of the row.
+// finish runs a statement that ends a hold or a wait, and returns the number of the rows. If all
+// connections of the pool are in use, by the program itself or by attempts that wait for the lock
+// of a row, finish uses a connection outside the pool, so that no release waits for them. Each such
+// statement has the same first arguments: the key, the channel, and how long to wait for the lock
+// of the row.
 func (d *driver) finish(
-	ctx context.Context, statement, key string, most time.Duration, args ...any,
+	ctx context.Context, statement, key string, lockTimeout time.Duration, args ...any,
 ) (n int, err error) {
 	run := d.query
 	if s := d.statements.Stat(); s.AcquiredConns() == s.MaxConns() {
 		run = d.queryApart
 	}
-	return run(ctx, statement, ignore, append([]any{[]byte(key), d.channel, lockWait(most)}, args...)...)
+	args = append([]any{[]byte(key), d.channel, lockWait(lockTimeout)}, args...)
+	return run(ctx, statement, ignore, args...)
 }
 
-// queryOnce sends a statement once. It returns the number of the rows.
+// queryOnce sends a statement once. It returns the number of the rows. It records whether an answer
+// came (see health).
 func (d *driver) queryOnce(
 	ctx context.Context, on *connections, sql string, scan scanner, args []any,
 ) (n int, err error) {
@@ -135,23 +139,24 @@ func (d *driver) queryOnce(
 		release(c)
 	}()
 
-	args = slices.Clone(args) // because a retry needs args
+	args = slices.Clone(args) // because a retry needs the lockWait, which is replaced here
 	for i, arg := range args {
-		if most, ok := arg.(lockWait); ok {
-			args[i] = most.timeout(ctx)
+		if wait, ok := arg.(lockWait); ok {
+			args[i] = wait.timeout(ctx)
 		}
 	}
 
 	_, doubt := on.health.last()
 	if d.bouncer.Load() || time.Since(doubt) < time.Minute {
-		// Do not prepare the statement, because that takes a second round trip. Over a slow link,
-		// the first statement on each new connection would fail.
+		// Do not prepare the statement. A pooler may send it to another session than the one in
+		// which it was prepared. And preparing takes a second round trip. So after a timeout, which
+		// may show that the link is slow, the first statement on each new connection could fail.
 		args = append([]any{pgx.QueryExecModeExec}, args...)
 	}
 
 	rows, err := c.Conn().Query(ctx, sql, args...)
 	if err != nil {
-		return 0, d.failed(c.Conn(), err)
+		return 0, d.statementError(c.Conn(), err)
 	}
 	defer rows.Close()
 
@@ -162,7 +167,7 @@ func (d *driver) queryOnce(
 	}
 
 	rows.Close() // after this, rows.Err returns the outcome of the statement
-	return n, d.failed(c.Conn(), rows.Err())
+	return n, d.statementError(c.Conn(), rows.Err())
 }
 
 // hangUp tells the server that c ends, and closes c without waiting for an answer.
@@ -172,10 +177,12 @@ func hangUp(c *pgx.Conn) {
 	c.Close(ctx)
 }
 
-// The method failed returns err, the error of a statement, in one line; err may be nil.
-func (d *driver) failed(c *pgx.Conn, err error) error {
+// statementError returns err, the error of a statement on c, in one line. If err is nil, it returns
+// nil. If the server can only read, statementError also ends the connections to it.
+func (d *driver) statementError(c *pgx.Conn, err error) error {
 	if code(err) == readOnlyTransaction {
-		// End both connections to the server, because it may be a former primary.
+		// The server may be a former primary. Once c and the listener's session have ended, new
+		// connections find the new primary.
 		hangUp(c)
 		d.listener.endSession()
 		return fmt.Errorf("%w (%s)", err, hint(err))
@@ -185,15 +192,16 @@ func (d *driver) failed(c *pgx.Conn, err error) error {
 }
 
 // lockWait is an argument that says how long a statement may wait for locks of PostgreSQL. When the
-// statement has a connection, the wait is shortened to end at the caller's
-// deadline. Otherwise the server could carry out the statement long after the caller has left.
+// statement has a connection, queryOnce replaces the lockWait by the result of the method timeout.
 type lockWait time.Duration
 
-// The method timeout returns the value for lock_timeout.
+// The method timeout returns the value for lock_timeout, in milliseconds. It is shortened so that
+// the wait ends at the deadline of ctx. Otherwise the server could carry out the statement long
+// after the caller has left.
 func (w lockWait) timeout(ctx context.Context) string {
-	most := time.Duration(w)
+	timeout := time.Duration(w)
 	if end, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(end))
+		timeout = min(timeout, time.Until(end))
 	}
-	return strconv.FormatInt(max(most.Milliseconds(), 1), 10)
+	return strconv.FormatInt(max(timeout.Milliseconds(), 1), 10) // 0 would mean no limit
 }

@@ -18,11 +18,11 @@ func tableName(schema, table string) string {
 	return pgx.Identifier{schema, table}.Sanitize()
 }
 
-// newStatements returns the SQL statements for a table, by the names of their files in the directory
-// sql. Some files are fragments: other files have their names in braces, such as {pass}.
+// newStatements returns the SQL statements for a table, by the names of their files in the
+// directory sql. Some files are fragments: other files have their names in braces, such as {pass}.
 func newStatements(table string) map[string]string {
-	all := map[string]string{}
-	parts := []string{"{table}", table}
+	statements := map[string]string{}
+	parts := []string{"{table}", table} // pairs: a name in braces, and its text
 	entries, _ := files.ReadDir("sql")
 	for _, entry := range entries {
 		b, err := files.ReadFile("sql/" + entry.Name())
@@ -30,16 +30,16 @@ func newStatements(table string) map[string]string {
 			panic(err) // the file is missing in the package
 		}
 		name := strings.TrimSuffix(entry.Name(), ".sql")
-		all[name] = withoutComments(string(b))
-		parts = append(parts, "{"+name+"}", all[name])
+		statements[name] = withoutComments(string(b))
+		parts = append(parts, "{"+name+"}", statements[name])
 	}
 
 	fill := strings.NewReplacer(parts...)
-	for name, text := range all {
-		// Fill in three times, because fragments use fragments.
-		all[name] = fill.Replace(fill.Replace(fill.Replace(text)))
+	for name, text := range statements {
+		// Fill in three times, because fragments use fragments, up to a depth of three.
+		statements[name] = fill.Replace(fill.Replace(fill.Replace(text)))
 	}
-	return all
+	return statements
 }
 
 // withoutComments removes the comments, so that they are not sent. Two dashes always begin a

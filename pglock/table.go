@@ -29,8 +29,8 @@ var columns = []string{
 	"waiters bigint[]",
 }
 
-// The type found is the database's answer about the table.
-type found struct {
+// tableInfo is the database's answer about the table and its user.
+type tableInfo struct {
 	version  int
 	user     string
 	database string
@@ -41,6 +41,8 @@ type found struct {
 	rights   bool     // this user may use the table
 }
 
+// find is the statement of the method find. Its parameter is the table's name in quotes. It returns
+// one row even if there is no table.
 const find = `SELECT current_setting('server_version_num')::int, current_user::text, current_database()::text,
 	coalesce(current_schema(), '')::text, coalesce(n.nspname, '')::text,
 	ARRAY(SELECT a.attname || ' ' || format_type(a.atttypid, NULL) FROM pg_attribute a
@@ -78,14 +80,17 @@ func (d *driver) setUp(ctx context.Context) error {
 	}
 
 	f, err := d.find(ctx, c.Conn())
-	if err == nil && f.schema == "" {
-		if err = d.create(ctx, c.Conn(), f); err == nil {
-			f, err = d.find(ctx, c.Conn())
-		}
-	}
-
 	if err != nil {
 		return err
+	}
+	if f.schema == "" { // there is no table
+		if err := d.create(ctx, c.Conn(), f); err != nil {
+			return err
+		}
+		f, err = d.find(ctx, c.Conn())
+		if err != nil {
+			return err
+		}
 	}
 
 	if err := f.check(d.options.Table); err != nil {
@@ -93,17 +98,20 @@ func (d *driver) setUp(ctx context.Context) error {
 	}
 	d.table = tableName(f.schema, d.options.Table)
 	d.sql = newStatements(d.table)
+	// The channel's name has a hash of the table's name, because it may have only 63 bytes.
 	h := fnv.New64a()
 	h.Write([]byte(f.schema + "\x00" + d.options.Table))
 	d.channel = fmt.Sprintf("hasp_%x", h.Sum64())
 	return nil
 }
 
-// The method find looks for the table.
-func (d *driver) find(ctx context.Context, c *pgx.Conn) (f found, err error) {
+// The method find looks for the table. If there is none, the result has no schema. If the server is
+// too old or the user has too few rights, the error says what to do.
+func (d *driver) find(ctx context.Context, c *pgx.Conn) (f tableInfo, err error) {
 	name := tableName(d.options.Schema, d.options.Table)
 	err = c.QueryRow(ctx, find, pgx.QueryExecModeExec, name).Scan(
 		&f.version, &f.user, &f.database, &f.current, &f.schema, &f.columns, &f.primary, &f.rights)
+	// If the query has failed, version is 0.
 	if f.version > 0 && f.version < minVersion {
 		major, minor := f.version/10000, f.version%10000
 		return f, invalid("this server is PostgreSQL %d.%d: pglock needs version 13 or later", major, minor)
@@ -127,8 +135,9 @@ func noRights(err error, user, schema, table string) error {
 		user, schema, ddl, s, u, t, u, err)
 }
 
-// The method create creates the table, unless another client has just done so.
-func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
+// The method create creates the table, unless another client has just done so. Without the option
+// Schema, the table's schema is the first one of the search path, which f has.
+func (d *driver) create(ctx context.Context, c *pgx.Conn, f tableInfo) error {
 	schema := d.options.Schema
 	if schema == "" {
 		schema = f.current
@@ -153,7 +162,7 @@ func (d *driver) create(ctx context.Context, c *pgx.Conn, f found) error {
 	return diagnose(err)
 }
 
-// makeTable creates the table again after it has vanished.
+// makeTable creates the table again after it has vanished, unless another client has just done so.
 func (d *driver) makeTable(ctx context.Context) error {
 	_, err := d.queryOnce(ctx, d.statements, d.sql["create"], ignore, nil)
 	if isMade(err) {
@@ -163,7 +172,7 @@ func (d *driver) makeTable(ctx context.Context) error {
 }
 
 // check returns an error if the table is not for hasp's locks, or if the user may not use it.
-func (f found) check(table string) error {
+func (f tableInfo) check(table string) error {
 	name := tableName(f.schema, table)
 	switch {
 	case f.schema == "":
@@ -182,25 +191,27 @@ func (f found) check(table string) error {
 	return nil
 }
 
-// notice finds out whether a connection pooler is between the driver and the server. If there is a
-// pooler, the answer comes from another server process than the one that was named when the
-// connection began. If there is no pooler and own is true, notice sets the session's isolation
-// level to read committed, which has the fewest conflicts, lock_timeout to 0, and plan_cache_mode so
-// that each statement is planned once. Without the 0, a wait for a table lock could end with the
-// same error as a wait for a row (see blocked).
+// notice finds out whether a connection pooler is between the driver and the server, and records
+// that in d.bouncer. If there is a pooler, the answer comes from another server process than the
+// one that was named when the connection began. If there is no pooler, and own says that the
+// connection belongs to the driver's own pool, notice sets three parameters of the session:
+//   - the isolation level to read committed, which has the fewest conflicts;
+//   - lock_timeout to 0, because otherwise a wait for a table lock could end with the same error as
+//     a wait for a row (see blocked);
+//   - plan_cache_mode so that each statement is planned once.
 func (d *driver) notice(ctx context.Context, c *pgx.Conn, own bool) error {
 	const sql = `SELECT pg_backend_pid() <> $1::bigint, CASE WHEN pg_backend_pid() = $1::bigint AND $2::bool
 		THEN set_config('default_transaction_isolation', 'read committed', false) || set_config('lock_timeout', '0', false) ||
 			set_config('plan_cache_mode', 'force_generic_plan', false) END`
 	var pooled bool
-	var settings *string
-	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &settings)
+	var unused *string // the column in which the statement sets the parameters
+	err := c.QueryRow(ctx, sql, pgx.QueryExecModeExec, int64(c.PgConn().PID()), own).Scan(&pooled, &unused)
 	if err == nil {
 		d.bouncer.Store(pooled)
 		if pooled {
 			d.listener.setDeaf(true) // LISTEN does not work through a pooler
 		}
-		lastAnswer(c)
+		lastAnswer(c) // this first call records the time
 	}
 
 	return err

@@ -1,6 +1,6 @@
 // Command hasp-all is the command github.com/hasplock/hasp/cmd/hasp with more strategies: for
-// PostgreSQL, etcd, Kubernetes, NATS, S3, MariaDB, MySQL and SQLite. It is in a module of its own, so
-// that programs that import package hasp do not depend on the clients of these stores.
+// PostgreSQL, etcd, Kubernetes, NATS, S3, MariaDB, MySQL and SQLite. It is in a module of its own,
+// so that programs that import package hasp do not depend on the clients of these stores.
 package main
 
 import (

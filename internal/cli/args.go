@@ -30,7 +30,8 @@ func (d *duration) Type() string { return "duration" }
 // String returns "", so that the help text shows no default.
 func (d *duration) String() string { return "" }
 
-// countArgs checks that a command has the arguments that cmd.Use names.
+// countArgs checks that a command has the arguments that cmd.Use names. A name in brackets is
+// optional.
 func countArgs(cmd *cobra.Command, args []string) error {
 	use, _, _ := strings.Cut(cmd.Use, " --")
 	names := strings.Fields(use)[1:]
@@ -39,7 +40,7 @@ func countArgs(cmd *cobra.Command, args []string) error {
 	case len(args) > len(names):
 		return errors.New("too many arguments: " + want)
 	case len(args) < len(names) && !strings.HasPrefix(names[0], "["):
-		name, _, _ := strings.Cut(names[0], "|")
+		name, _, _ := strings.Cut(names[0], "|") // of HANDLE|-, say only HANDLE
 		return fmt.Errorf("no %s given: %s", strings.ToLower(name), want)
 	}
 
@@ -49,7 +50,8 @@ func countArgs(cmd *cobra.Command, args []string) error {
 // runArgs checks that the arguments are a key, two dashes, and a command.
 func runArgs(cmd *cobra.Command, args []string) error {
 	want := fmt.Sprintf(`want "%s KEY -- COMMAND [ARG]..."`, cmd.CommandPath())
-	switch dash := cmd.ArgsLenAtDash(); {
+	dash := cmd.ArgsLenAtDash() // how many arguments stand before the two dashes; -1 without dashes
+	switch {
 	case len(args) == 0 || dash == 0:
 		return errors.New("no key given: " + want)
 	case len(args) == 1:

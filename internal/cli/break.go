@@ -42,12 +42,14 @@ because it would delete data that may not be a lock.`,
 	return cmd
 }
 
+// breakKey frees the key, if it is held. Without force it asks the user first, and refuses to free
+// a value that is not a record of the strategy.
 func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, force bool) error {
 	before, err := client.Inspect(ctx, key)
 	if err != nil && !force { // --force also frees a record that cannot be read
 		return err
 	}
-	if err == nil && !before.Held {
+	if err == nil && !before.Held { // after an error, before says nothing
 		fmt.Fprintf(a.out, "%s is free\n", text.Quote(key))
 		return nil
 	}
@@ -80,10 +82,13 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 	return nil
 }
 
-// confirm asks the user whether to break key. It returns an error unless the user says yes.
+// confirm asks the user whether to break key, whose hold is s. It returns an error unless the user
+// says yes. If stdin is not a terminal, it asks nothing.
 func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	held := fmt.Sprintf("%s is %v", text.Quote(key), refusal(s))
-	if in, ok := a.in.(*os.File); !ok || !term.IsTerminal(int(in.Fd())) {
+	in, isFile := a.in.(*os.File)
+	isTerminal := isFile && term.IsTerminal(int(in.Fd()))
+	if !isTerminal {
 		return usagef("%s, and the holder's work may still be running; --force breaks it without a question", held)
 	}
 	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", text.Plain(held))
@@ -94,7 +99,7 @@ func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	})
 	switch {
 	case err != nil:
-		fmt.Fprintln(a.err)
+		fmt.Fprintln(a.err) // end the line of the question
 		return err
 	case line != "y" && line != "yes":
 		return fmt.Errorf("%s was not broken", text.Quote(key))

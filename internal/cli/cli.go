@@ -23,7 +23,8 @@ import (
 )
 
 // Main runs the command hasp and returns the exit code. The command has the strategies of this
-// module and the given ones. The program must import the packages of the given strategies.
+// module and the given ones. The program must import the packages of the given strategies. If hasp
+// demo has started this process as a worker, Main does the worker's part instead.
 func Main(more ...Strategy) int {
 	described = append(described, more...)
 	if os.Getenv(workerEnv) != "" {
@@ -35,7 +36,7 @@ func Main(more ...Strategy) int {
 // execute runs one command line and returns the exit code.
 func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, release := interruptible(context.Background(), job.Ending...)
-	printing, fail := context.WithCancelCause(ctx)
+	printing, fail := context.WithCancelCause(ctx) // also ends when a write to stdout fails
 	defer fail(nil)
 	out := output{printing, fail, stdout}
 	a := &app{in: stdin, stdout: stdout, out: out, err: stderr, release: release}
@@ -46,11 +47,14 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 
 	cmd, err := root.ExecuteContextC(ctx)
-	if failed := context.Cause(printing); failed != nil && ctx.Err() == nil {
-		a.ran, err = true, failed // err is not about the command line, not even of hasp --help
+	writeErr := context.Cause(printing) // or the cause of ctx, if that has ended
+	if writeErr != nil && ctx.Err() == nil {
+		err = writeErr
+		a.ran = true // the error is not about the command line, not even with hasp --help
 	}
-	if cause := release(); cause != nil && err != nil {
-		err = cause // drop err, which is only about the interrupted call
+	signalErr := release()
+	if signalErr != nil && err != nil {
+		err = signalErr // drop err, which is only about the interrupted call
 	}
 	return a.exit(cmd, err)
 }
@@ -93,12 +97,14 @@ arguments of a program.
 
 "hasp run --help" lists the exit codes.`
 
+// root returns the command hasp with all its subcommands.
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "hasp",
 		Short: "Named locks that processes share",
 		Long:  rootHelp,
 		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
+			// cobra checks the groups of flags only after this function.
 			a.ran = cmd.ValidateFlagGroups() == nil
 		},
 		SilenceErrors:              true,
@@ -129,6 +135,7 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
+// completeURL returns the examples of all strategies' URLs, for the completion of --url in a shell.
 func completeURL(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	var urls []string
 	for _, s := range described {
@@ -137,19 +144,23 @@ func completeURL(*cobra.Command, []string, string) ([]string, cobra.ShellCompDir
 	return urls, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeKey returns keys that begin with prefix and are held or waited for. It must not print.
-func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (keys []string, _ cobra.ShellCompDirective) {
+// completeKey returns keys that begin with prefix and are held or waited for, for the completion in
+// a shell. It must print no warning, which would appear in the middle of the line that the user
+// types.
+func (a *app) completeKey(
+	cmd *cobra.Command, args []string, prefix string,
+) (keys []string, _ cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveDefault // complete a command, not a key
 	}
-	const most, patience = 100, 2 * time.Second
-	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+	const maxKeys = 100
+	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second) // the user waits
 	defer cancel()
 	cmd.SetContext(ctx)
 	a.err = io.Discard
 	_ = a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 		for e, err := range client.List(ctx, prefix) {
-			if err != nil || len(keys) == most {
+			if err != nil || len(keys) == maxKeys {
 				return err
 			}
 			if text.Label(e.Key, '~') == e.Key { // a shell cannot show other keys
@@ -164,15 +175,17 @@ func (a *app) completeKey(cmd *cobra.Command, args []string, prefix string) (key
 }
 
 // interruptible returns a context that ends when one of sigs arrives. The context's cause names the
-// signal. After a call of the function release, signals no longer end the context. If a signal has
-// already ended the context, release returns the cause.
-func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, release func() error) {
+// signal. After the first call of the function release, signals no longer end the context. Each
+// call of release returns the cause if a signal has ended the context before, and nil otherwise.
+func interruptible(
+	ctx context.Context, sigs ...os.Signal,
+) (_ context.Context, release func() error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, job.NotIgnored(sigs)...)
 
 	ctx, cancel := context.WithCancelCause(ctx)
-	var watch sync.WaitGroup
-	watch.Go(func() {
+	var watching sync.WaitGroup
+	watching.Go(func() {
 		for sig := range signals {
 			cancel(endedBy(sig)) // only the first call sets the cause
 		}
@@ -181,7 +194,7 @@ func interruptible(ctx context.Context, sigs ...os.Signal) (_ context.Context, r
 	return ctx, sync.OnceValue(func() error {
 		signal.Stop(signals) // from now on, nothing is sent to signals
 		close(signals)
-		watch.Wait()
+		watching.Wait() // a signal that has arrived still counts
 		return context.Cause(ctx)
 	})
 }

@@ -14,8 +14,9 @@ import (
 	"github.com/hasplock/hasp/internal/cli/text"
 )
 
-// readConfig reads a YAML file. It refuses unknown fields. Its errors never show a value of the
-// file, because any value may be a password.
+// readConfig reads a YAML file. It refuses unknown fields, and a strategy that is not registered.
+// It returns what it has read even with an error. Its errors never show a value of the file that
+// may be a password.
 func readConfig(file string) (c hasp.Config, err error) {
 	defer func() {
 		if err != nil {
@@ -32,7 +33,7 @@ func readConfig(file string) (c hasp.Config, err error) {
 	if err := d.Decode(&c); err != nil {
 		return c, yamlError(err)
 	}
-	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
+	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) { // there is a second document
 		return c, errors.New("want one YAML document")
 	}
 	return c, registered(c)

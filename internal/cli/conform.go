@@ -43,8 +43,9 @@ or if the check would have to stop the store or move its clock. The exit code is
 	}
 }
 
-// conform runs the suite. Some clauses start this program again with the same arguments. In such a
-// child process, Check does not return.
+// conform runs the suite and prints the results. It returns an error if a clause failed. Some
+// clauses start this program again with the same arguments. In such a child process, Check does not
+// return.
 func (a *app) conform(cmd *cobra.Command, _ []string) error {
 	c, err := a.config(cmd)
 	if err != nil {
@@ -59,9 +60,11 @@ func (a *app) conform(cmd *cobra.Command, _ []string) error {
 	})
 
 	switch {
-	case len(counts) == 0 && err != nil: // the suite did not begin
+	case len(counts) == 0 && err != nil:
+		// The suite did not begin. The inner error is about the store, and the outer one about the
+		// suite.
 		return cmp.Or(errors.Unwrap(err), err)
-	case ctx.Err() == nil:
+	case ctx.Err() == nil: // else the suite was interrupted, and the counts are not complete
 		fmt.Fprintf(a.out, "\n%s: %d passed, %d failed, %d skipped in %s\n", c.Strategy,
 			counts["pass"], counts["fail"], counts["skip"], text.Duration(time.Since(began)))
 		fmt.Fprintln(a.out, `A clause skipped because of "Harness" needs control over the store: `+
@@ -74,7 +77,7 @@ func (a *app) conform(cmd *cobra.Command, _ []string) error {
 	return err
 }
 
-// printClause prints one line about a clause, and two more lines for a failure.
+// printClause prints one line about the result of a clause, and two more lines after a failure.
 func (a *app) printClause(r conformance.Result) {
 	took := ""
 	if r.Elapsed > 0 {
@@ -96,7 +99,7 @@ func harness(c hasp.Config) conformance.Harness {
 	server := serverOf(c)
 	h := conformance.Harness{Open: func(ctx context.Context, link string) (backend.Driver, error) {
 		linked := c
-		if link != "" {
+		if link != "" { // the address of a Link, so server is not nil
 			u := *server
 			u.Host = link
 			linked.Nodes = []string{u.String()}
@@ -105,10 +108,13 @@ func harness(c hasp.Config) conformance.Harness {
 		return linked.Driver(ctx)
 	}}
 	if server != nil {
-		h.Link = func(context.Context, string) (*conformance.Link, error) { return conformance.TCP(server.Host) }
+		h.Link = func(context.Context, string) (*conformance.Link, error) {
+			return conformance.TCP(server.Host)
+		}
 	}
 
-	// All strategies on one Redis must exclude each other.
+	// All strategies on one Redis must exclude each other. If c is one of them, the others have the
+	// same configuration, but without parameters of c's strategy, which they may not know.
 	onRedis := []string{"spinlock", "pubsublock", "fairlock"}
 	h.Others = map[string]func(context.Context, string) (backend.Driver, error){}
 	for _, strategy := range onRedis {
@@ -118,8 +124,12 @@ func harness(c hasp.Config) conformance.Harness {
 		other := c
 		other.Strategy = strategy
 		other.Params = maps.Clone(c.Params)
-		maps.DeleteFunc(other.Params, func(name, _ string) bool { return !slices.Contains(redisstore.Params, name) })
-		h.Others[strategy] = func(ctx context.Context, _ string) (backend.Driver, error) { return other.Driver(ctx) }
+		maps.DeleteFunc(other.Params, func(name, _ string) bool {
+			return !slices.Contains(redisstore.Params, name)
+		})
+		h.Others[strategy] = func(ctx context.Context, _ string) (backend.Driver, error) {
+			return other.Driver(ctx)
+		}
 	}
 
 	return h

@@ -69,7 +69,8 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
   hasp demo --ui
   hasp demo --url spinlock+redis://localhost:6379`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if d.Work = 20 * time.Millisecond; page {
+			d.Work = 20 * time.Millisecond
+			if page {
 				d.Work = 300 * time.Millisecond // long enough for a person to follow each hold
 			}
 			if page && !cmd.Flag("increments").Changed {
@@ -90,6 +91,8 @@ The exit code is 0 if the number is right, and 1 if it is wrong.`,
 	return cmd
 }
 
+// demo runs the demo, and sets the exit code to exitFailed if the number is wrong. If page is true,
+// it also serves the page until Ctrl-C.
 func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	if d.Increments < 1 {
 		return usagef("--increments %d: want 1 or more", d.Increments)
@@ -112,7 +115,8 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	place := "no lock at all"
 	if !d.NoLock {
 		d.Store = hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}
-		if _, set := os.LookupEnv("HASP_URL"); set || cmd.Flag("url").Changed || cmd.Flag("config").Changed {
+		_, isGiven := os.LookupEnv("HASP_URL")
+		if isGiven || cmd.Flag("url").Changed || cmd.Flag("config").Changed {
 			if d.Store, err = a.config(cmd); err != nil {
 				return err
 			}
@@ -129,7 +133,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 			return err
 		}
 		defer client.Close()
-		if err := hasp.Do(ctx, client, d.Key, func(context.Context, *hasp.Lease) error { return nil }, hasp.WithTTL(d.TTL)); err != nil {
+		if err := hasp.Do(ctx, client, d.Key, doNothing, hasp.WithTTL(d.TTL)); err != nil {
 			return err
 		}
 		if page {
@@ -158,6 +162,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	return nil
 }
 
+// reportDemo prints what the number at the end shows, and sets the exit code if it is wrong.
 func (a *app) reportDemo(d *demo, number int) {
 	want := demoWorkers * d.Increments
 	say := func(format string, args ...any) { fmt.Fprintf(a.out, "  "+format+"\n", args...) }
@@ -179,8 +184,9 @@ func (a *app) reportDemo(d *demo, number int) {
 	}
 }
 
-// demoPage serves the page of hasp ui until the caller calls the function end. demoPage returns
-// when a browser has opened the page.
+// demoPage serves the page of hasp ui until the caller calls the function end. It returns when a
+// browser has opened the page, or with an error when ctx ends first. After an error, the caller
+// need not call end.
 func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end func(), err error) {
 	ln, err := listenAt(ctx, "127.0.0.1:0")
 	if err != nil {
@@ -194,7 +200,10 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 	serving, cancel := context.WithCancel(ctx)
 	var page sync.WaitGroup
 	page.Go(func() { _ = s.Serve(serving, ln) }) // if Serve fails, the browser shows that
-	end = func() { cancel(); page.Wait() }
+	end = func() {
+		cancel()
+		page.Wait()
+	}
 
 	_, err = fmt.Fprintf(a.out, "open http://%s/#%s to see the lock; the demo begins then\n",
 		ln.Addr(), ui.ID(d.Key))
@@ -223,11 +232,14 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 	defer cancel() // kills the workers
 
 	ended := make(chan error, demoWorkers+1)
-	start := func(number, turns, dies int) error {
+	start := func(number, turns, dies int) error { // see worker
 		cmd := exec.CommandContext(running, self)
 		cmd.Env = append(os.Environ(), workerEnv+"=1")
-		var said strings.Builder
-		cmd.Stdout, cmd.Stderr = a.stdout, &said // not a.out, which would give each worker a pipe of its own, so that lines lose their order
+		// Do not use a.out for stdout. Each worker would then have a pipe of its own, and the lines
+		// of the workers would lose their order.
+		var stderr strings.Builder
+		cmd.Stdout = a.stdout
+		cmd.Stderr = &stderr
 		in, err := cmd.StdinPipe()
 		if err == nil {
 			err = cmd.Start()
@@ -236,18 +248,21 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 			return err
 		}
 		live.Go(func() {
-			_ = json.NewEncoder(in).Encode(worker{*d, number, turns, dies}) // an error means that the worker has ended
-			ended <- workerError(cmd, cmd.Wait(), number, said.String())
+			// An error of this means that the worker has ended. The pipe stays open, because a
+			// worker ends when its stdin ends.
+			_ = json.NewEncoder(in).Encode(worker{*d, number, turns, dies})
+			ended <- workerError(cmd, cmd.Wait(), number, stderr.String())
 		})
 		return nil
 	}
 
-	dies := d.Increments/3 + 1
-	if d.NoLock {
-		dies = 0
-	}
-	for i := range demoWorkers {
-		if err := start(i+1, d.Increments, map[bool]int{true: dies}[i+1 == victim]); err != nil {
+	lastTurn := d.Increments/3 + 1 // of the victim
+	for number := 1; number <= demoWorkers; number++ {
+		dies := 0
+		if number == victim && !d.NoLock {
+			dies = lastTurn
+		}
+		if err := start(number, d.Increments, dies); err != nil {
 			return err
 		}
 	}
@@ -260,7 +275,8 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 		case errors.Is(err, errKilled):
 			fmt.Fprintf(a.out, "%s  worker %d starts in its place\n", d.clock(), demoWorkers+1)
 			left++
-			err = start(demoWorkers+1, d.Increments-dies+1, 0)
+			// The victim was killed before it made the increment of its last turn.
+			err = start(demoWorkers+1, d.Increments-lastTurn+1, 0)
 		}
 
 		if err != nil {
@@ -273,20 +289,22 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 
 var errKilled = errors.New("killed, as it should be")
 
-// workerError returns the error of a worker. The string said is what the worker wrote to stderr.
-func workerError(cmd *exec.Cmd, err error, number int, said string) error {
+// workerError returns the error of a worker that has ended, given the error of cmd.Wait and what
+// the worker has written to stderr. It is errKilled if the worker is the victim and was killed as
+// planned.
+func workerError(cmd *exec.Cmd, err error, number int, stderr string) error {
 	ws, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	switch {
 	case err == nil:
 		return nil
-	case said == "" && number == victim: // a worker that fails says why
+	case stderr == "" && number == victim: // a worker that fails says why
 		return errKilled
-	case said == "" && ws.Signaled(): // SIGPIPE, if no process reads the output any more
+	case stderr == "" && ws.Signaled(): // SIGPIPE, if no process reads the output any more
 		return endedBy(ws.Signal())
 	}
 
-	code := max(cmd.ProcessState.ExitCode(), exitFailed) // -1 after a signal
-	why := strings.TrimPrefix(cmp.Or(said, err.Error()), "hasp: ")
+	code := max(cmd.ProcessState.ExitCode(), exitFailed) // ExitCode is -1 after a signal
+	why := strings.TrimPrefix(cmp.Or(stderr, err.Error()), "hasp: ")
 	return codeError{code, fmt.Errorf("worker %d: %s", number, why)}
 }
 
@@ -314,6 +332,7 @@ func workDemo(ctx context.Context) int {
 	return exitCode(err)
 }
 
+// work receives w from the parent and makes the increments.
 func (w *worker) work(ctx context.Context) error {
 	if err := json.NewDecoder(os.Stdin).Decode(w); err != nil {
 		return err
@@ -342,13 +361,13 @@ func (w *worker) work(ctx context.Context) error {
 }
 
 // turn makes one increment under the lock. If the lock is lost before the number is written, turn
-// tries again.
+// tries again. If dies is true, the worker kills itself instead, while it holds the lock.
 func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error {
 	if w.NoLock {
 		return w.increment(func() error { return nil }, "")
 	}
 	for {
-		wrote := false
+		hasWritten := false
 		began := time.Now()
 		err := hasp.Do(ctx, client, w.Key, func(_ context.Context, lease *hasp.Lease) error {
 			if dies {
@@ -360,21 +379,22 @@ func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error
 			}
 
 			err := w.increment(lease.Err, " after waiting "+text.Duration(time.Since(began)))
-			wrote = err == nil
+			hasWritten = err == nil
 			return err
 		}, hasp.WithTTL(w.TTL))
 
-		// If the lease was lost after increment had written the number, do not repeat the turn.
 		if !errors.Is(err, hasp.ErrLost) {
-			return err
-		} else if wrote {
-			return nil
+			return err // nil, or an error other than a loss
+		}
+		if hasWritten {
+			return nil // the lease was lost only afterwards, so do not repeat the turn
 		}
 	}
 }
 
 // increment reads, pauses and writes. Just before it writes, it calls the function valid, because
-// the lease may be lost during the pause.
+// the lease may be lost during the pause. If valid returns an error, increment returns that and
+// does not write. The argument how is the end of the line that increment prints.
 func (w *worker) increment(valid func() error, how string) error {
 	n, err := readNumber(w.File)
 	if err != nil {
@@ -395,6 +415,7 @@ func (w *worker) increment(valid func() error, how string) error {
 // about returns a random duration between d/2 and 3d/2.
 func about(d time.Duration) time.Duration { return d/2 + mathrand.N(d+1) }
 
+// readNumber returns the number in the file.
 func readNumber(file string) (n int, err error) {
 	b, err := os.ReadFile(file)
 	if err == nil {

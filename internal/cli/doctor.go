@@ -42,31 +42,37 @@ The exit code is 1 if a line is bad. "hasp conform" checks the promises themselv
 	}
 }
 
-func (d *doctor) found(level, what, said string) {
+// report prints a line about a finding, and counts it if it is bad. The argument what names what
+// was examined.
+func (d *doctor) report(level, what, finding string) {
 	if level == redisstore.Bad {
 		d.bad++
 	}
-	fmt.Fprintf(d.out, "%-4s  %s: %s\n", level, text.Plain(what), text.Plain(d.store.redact(said)))
+	fmt.Fprintf(d.out, "%-4s  %s: %s\n", level, text.Plain(what), text.Plain(d.store.redact(finding)))
 }
 
+// examine is the body of hasp doctor. It examines each server of a Redis, and then locks a key. It
+// returns an error if any line is bad, or if the store cannot be reached.
 func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 	c, err := d.config(cmd)
 	if err != nil {
 		return err
 	}
 	ctx := cmd.Context()
-	alone := c.Strategy != "redlock"
+	alone := c.Strategy != "redlock" // the locks are on one server, and not on a quorum
+	isRedis := strings.Contains(describe(c.Strategy).URL, "redis://")
 	for _, list := range c.Nodes {
-		nodes, err := []string{list}, error(nil)
-		if !alone {
+		nodes := []string{list}
+		switch {
+		case !alone:
 			nodes, err = redisstore.Nodes(list)
-		} else if !strings.Contains(describe(c.Strategy).URL, "redis://") {
-			nodes = nil
+		case !isRedis:
+			nodes = nil // the settings of other stores are not examined
 		}
 		for _, node := range nodes {
-			err = redisstore.Examine(ctx, node, c.Params, alone, d.found)
+			err = redisstore.Examine(ctx, node, c.Params, alone, d.report)
 			if err != nil && !alone && ctx.Err() == nil {
-				d.found(redisstore.Warn, "node", err.Error()) // the other nodes may be a quorum
+				d.report(redisstore.Warn, "node", err.Error()) // the other nodes may be a quorum
 				err = nil
 			}
 		}
@@ -91,19 +97,22 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 	return nil
 }
 
-// try finds out what the user may do, and how long a lock takes.
+// doNothing is the work under a lock that is taken only to try the store.
+func doNothing(context.Context, *hasp.Lease) error { return nil }
+
+// try reports what the user may do, and how long a lock takes.
 func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	const key = "hasp-doctor" // not a random key, because filelock keeps a file for each key
 	rights := "the user may do all that this strategy has"
-	most10s := hasp.WithMaxWait(10 * time.Second)
+	maxWait := hasp.WithMaxWait(10 * time.Second) // another hasp doctor may hold the key
 	extend := func(ctx context.Context, l *hasp.Lease) error {
 		return l.Extend(ctx, time.Until(l.Expires()))
 	}
 	lock := func(opt hasp.Option) error {
-		return hasp.Do(ctx, client, key, extend, opt, most10s)
+		return hasp.Do(ctx, client, key, extend, opt, maxWait)
 	}
-	if err := lock(nil); err != nil {
-		d.found(redisstore.Bad, "rights", err.Error())
+	if err := lock(nil); err != nil { // a nil option has no effect
+		d.report(redisstore.Bad, "rights", err.Error())
 		return
 	}
 	_, err := client.Inspect(ctx, key)
@@ -114,26 +123,28 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 		"min hold": lock(hasp.WithMinHold(1)),
 	} {
 		if err != nil && !errors.Is(err, errors.ErrUnsupported) {
-			d.found(redisstore.Warn, what, err.Error())
+			d.report(redisstore.Warn, what, err.Error())
 			rights = "the user may lock, renew and unlock; " +
 				"the documentation of the strategy lists the rights for the rest"
 		}
 	}
 
-	d.found(redisstore.OK, "rights", rights)
+	d.report(redisstore.OK, "rights", rights)
 
 	took := make([]time.Duration, 20)
 	for i := range took {
 		began := time.Now()
-		if err := hasp.Do(ctx, client, key, func(context.Context, *hasp.Lease) error { return nil }, most10s); err != nil {
-			d.found(redisstore.Bad, "latency", err.Error())
+		if err := hasp.Do(ctx, client, key, doNothing, maxWait); err != nil {
+			d.report(redisstore.Bad, "latency", err.Error())
 			return
 		}
 		took[i] = time.Since(began)
 	}
 
+	// A renewal begins after a third of the term. If the term is ten times the longest time, the
+	// rest is long enough for several slow attempts.
 	slices.Sort(took)
-	most := took[len(took)-1]
-	d.found(redisstore.OK, "latency", fmt.Sprintf("a lock and its unlock take %s, at most %s of %d; a term shorter than %s is at risk",
-		text.Duration(took[len(took)/2]), text.Duration(most), len(took), text.Duration(10*most)))
+	longest := took[len(took)-1]
+	d.report(redisstore.OK, "latency", fmt.Sprintf("a lock and its unlock take %s, at most %s of %d; a term shorter than %s is at risk",
+		text.Duration(took[len(took)/2]), text.Duration(longest), len(took), text.Duration(10*longest)))
 }

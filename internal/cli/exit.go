@@ -20,7 +20,7 @@ import (
 // These are the exit codes of hasp itself. 64, 69 and 75 are as in sysexits.h, 126 and 127 as in
 // every shell.
 const (
-	exitFailed      = 1   // a check failed: the demo's number, a clause of the suite; or stdout or a file could not be written
+	exitFailed      = 1   // a check failed, such as a clause of the suite; or a write failed
 	exitUsage       = 64  // EX_USAGE: the command line, the key, the URL or the file is wrong
 	exitStore       = 69  // EX_UNAVAILABLE: the store cannot be reached or did not answer
 	exitNotAcquired = 75  // EX_TEMPFAIL: another program holds the key; try again later
@@ -63,14 +63,15 @@ func usagef(format string, args ...any) error {
 	return codeError{exitUsage, fmt.Errorf(format, args...)}
 }
 
-// endedBy returns the error of a command that a signal has ended. As in shells, the exit code is
-// 128 + the signal's number.
+// endedBy returns the error that says that a signal has ended hasp or a process that it has started.
+// As in shells, the exit code is 128 + the signal's number.
 func endedBy(sig os.Signal) error {
 	return codeError{exitSignal + int(sig.(syscall.Signal)),
 		errors.New("ended by signal: " + sig.String())}
 }
 
-// inOurWords translates errors of cobra about the command line, by regular expressions.
+// inOurWords translates errors of cobra about the command line, by regular expressions. Of each
+// pair, the first one is searched for, and replaced by the second one.
 var inOurWords = []struct{ theirs, ours string }{
 	{`^unknown command (".*?") for .* Did you mean this\? (\w+).*`,
 		`there is no command $1; did you mean $2`},
@@ -85,7 +86,8 @@ var inOurWords = []struct{ theirs, ours string }{
 		`--$1 and --$2 exclude each other: give one of them`},
 }
 
-// exit prints err in one line and returns the exit code.
+// exit prints err in one line and returns the exit code. An error that came before the command has
+// begun is about the command line. exit translates such an error, and refers to the help of cmd.
 func (a *app) exit(cmd *cobra.Command, err error) int {
 	if err == nil {
 		return a.code
@@ -100,14 +102,14 @@ func (a *app) exit(cmd *cobra.Command, err error) int {
 	}
 
 	code := exitCode(err)
-	if code != exitSignal+int(syscall.SIGPIPE) { // see output.Write
+	if code != exitSignal+int(syscall.SIGPIPE) { // no process reads stdout: see output.Write
 		a.complain("%v", err)
 	}
 	return code
 }
 
 // complain prints one line to stderr. It removes passwords from args. It does not remove them from
-// format, where a word may look like a password.
+// format, which contains none, but may contain a word that is the same as a password.
 func (a *app) complain(format string, args ...any) {
 	for i, arg := range args {
 		args[i] = a.store.redact(fmt.Sprint(arg))
@@ -125,6 +127,7 @@ func (a *app) complain(format string, args ...any) {
 	})
 }
 
+// exitCode returns the exit code for err: the code of a codeError, or else that of the kind of err.
 func exitCode(err error) int {
 	var own codeError
 	switch {

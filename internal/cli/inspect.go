@@ -47,7 +47,7 @@ slots are held, and 1 if a caller could get it.`,
 		Example: `  hasp inspect backup
   hasp inspect backup --check && echo "backup runs"
   hasp inspect backup --json --url spinlock+redis://localhost:6379`,
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error { // n is 0 without --slots
 			if n < 0 || n > maxSlots {
 				return usagef("--slots %d: want 1 to %d", n, maxSlots)
 			}
@@ -56,6 +56,8 @@ slots are held, and 1 if a caller could get it.`,
 				if err != nil {
 					return err
 				}
+				// Without --slots, look for the slots only to show them, and only if KEY is free, because
+				// a key that is held by itself has no slots.
 				var slots map[int]hasp.Status
 				if n > 0 || !status.Held && !check {
 					slots, err = heldSlots(ctx, client, args[0], cmp.Or(n, maxSlots))
@@ -63,17 +65,22 @@ slots are held, and 1 if a caller could get it.`,
 				if err != nil && n > 0 { // without --slots, leave out slots without an answer
 					return err
 				}
+
 				switch {
 				case check:
-					if held := n > 0 && len(slots) == n || n == 0 && status.Held; !held {
+					isHeld := status.Held
+					if n > 0 {
+						isHeld = len(slots) == n // otherwise a caller could get one of them
+					}
+					if !isHeld {
 						a.code = exitFailed
 					}
 					return nil
-				case !asJSON:
-					return printStatus(a.out, args[0], status, slots, n)
+				case asJSON:
+					return a.printEntry("  ", args[0], status, slots)
 				}
 
-				return a.printEntry("  ", args[0], status, slots)
+				return printStatus(a.out, args[0], status, slots, n)
 			})
 		},
 	}
@@ -89,9 +96,11 @@ slots are held, and 1 if a caller could get it.`,
 // maxSlots is the largest number of slots that WithSlots allows.
 const maxSlots = 100
 
-// heldSlots returns those of the first n slots of key that are held, and an error if the store does
-// not answer for one of them.
-func heldSlots(ctx context.Context, client *hasp.Client, key string, n int) (held map[int]hasp.Status, failed error) {
+// heldSlots returns those of the first n slots of key that are held. If the store does not answer
+// for some of them, it returns the other ones and an error.
+func heldSlots(
+	ctx context.Context, client *hasp.Client, key string, n int,
+) (held map[int]hasp.Status, firstErr error) {
 	held = map[int]hasp.Status{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -100,14 +109,15 @@ func heldSlots(ctx context.Context, client *hasp.Client, key string, n int) (hel
 			s, err := client.Inspect(ctx, key+"#"+strconv.Itoa(i))
 			mu.Lock()
 			defer mu.Unlock()
-			if failed = cmp.Or(failed, err); s.Held {
+			firstErr = cmp.Or(firstErr, err)
+			if s.Held {
 				held[i] = s
 			}
 		})
 	}
 
 	wg.Wait()
-	return held, failed
+	return held, firstErr
 }
 
 // printStatus prints s and the held slots for people. The argument n is the number of slots, or 0
@@ -117,7 +127,7 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	row := func(name, value string) { fmt.Fprintf(w, "%s\t%s\n", name, value) }
 
 	row("key", text.Quote(key))
-	fence := "fence"
+	fenceName := "fence"
 	if s.Held {
 		state := "held"
 		if s.Kept {
@@ -147,21 +157,21 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 		}
 	} else {
 		row("state", "free")
-		fence = "last fence"
+		fenceName = "last fence"
 	}
 	if len(slots) > 0 || n > 0 {
-		of := ""
+		ofAll := ""
 		if n > 0 {
-			of = fmt.Sprintf(" of %d", n)
+			ofAll = fmt.Sprintf(" of %d", n)
 		}
-		row("slots", fmt.Sprintf("%d%s held", len(slots), of))
+		row("slots", fmt.Sprintf("%d%s held", len(slots), ofAll))
 		for _, i := range slices.Sorted(maps.Keys(slots)) {
 			row(fmt.Sprintf("slot %d", i), text.Plain(refusal(slots[i]).Error()))
 		}
 	}
 
 	if s.Fence != 0 {
-		row(fence, strconv.FormatUint(s.Fence, 10))
+		row(fenceName, strconv.FormatUint(s.Fence, 10))
 	}
 
 	for i, waiter := range s.Waiters {
@@ -182,7 +192,8 @@ func (a *app) printJSON(indent string, v any) error {
 	return err
 }
 
-// printEntry prints what is known of a key as JSON.
+// printEntry prints what is known of a key as JSON, with indent as in printJSON. The argument slots
+// is nil if it is not to be printed.
 func (a *app) printEntry(indent, key string, s hasp.Status, slots map[int]hasp.Status) error {
 	var raw []byte
 	if !utf8.ValidString(key) {

@@ -26,10 +26,11 @@ type lead struct {
 	startWait func()      // sets endWait
 	endWait   func() bool // from run.beginWait; nil if hasp does not wait
 
-	// A signal ends the wait for the key. If the command runs, hasp passes the signal on to the
-	// command, and ends after the command. So mu is held while the command runs.
+	// A signal ends the wait for the key by a call of cancel. While the command runs, hasp passes
+	// the signal on to the command, and ends after the command. So each call of cancel holds mu,
+	// and mu is held while the command runs.
 	mu     sync.Mutex
-	cancel context.CancelFunc // ends the wait
+	cancel context.CancelFunc
 }
 
 const leadHelp = `lead waits until it holds KEY, and runs COMMAND while it holds KEY. Of all
@@ -90,60 +91,67 @@ func (l *lead) lead(cmd *cobra.Command) error {
 	}
 	defer l.close(client)
 
+	// The end of ctx ends the wait or, while the command runs, the lease. So a signal must not end
+	// it while the command runs.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	l.cancel = cancel
-	defer context.AfterFunc(cmd.Context(), func() {
+	stop := context.AfterFunc(cmd.Context(), func() { // a signal ends cmd.Context()
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		cancel()
-	})()
+	})
+	defer stop()
 
 	l.startWait = func() { l.endWait = l.beginWait(ctx, client) }
 
 	err = hasp.Lead(ctx, client, l.key, func(_ context.Context, lease *hasp.Lease) error {
 		return l.leading(cmd.Context(), lease)
 	}, l.options(cmd)...)
-	var failed *hasp.Error
-	if err != nil && !(l.ended && errors.As(err, &failed) && failed.Op == "unlock") {
+	var opErr *hasp.Error
+	onlyUnlockFailed := l.ended && errors.As(err, &opErr) && opErr.Op == "unlock"
+	if err != nil && !onlyUnlockFailed {
 		return err // the wait or the start of the command has failed
 	}
 
-	// Do not return err: if a signal has ended hasp, the function execute replaces each returned
-	// error by the signal's error.
+	// The command has ended, and err may be the error of the unlock after it. Do not return err: if
+	// a signal has ended hasp, the function execute replaces each returned error by the signal's
+	// error.
 	l.finish(client, l.result, err)
 	return nil
 }
 
-// leading runs the command once, for as long as this process leads. The context ctx ends with the
-// signal that ends hasp.
+// leading runs the command once, for as long as this process leads. A signal that ends hasp ends
+// ctx. If that has happened before the command begins, leading does not begin it.
 func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 	signal.Notify(l.signals, job.NotIgnored(job.PassedOn)...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ended = false
 
-	// A signal that has already arrived ends hasp, and the command would not receive it. So do not
-	// begin the command.
-	came := ctx.Err() != nil
+	// A signal that has already arrived ends hasp, and the command would not receive it. It is in
+	// l.signals, in ctx, or in both.
+	mustEnd := ctx.Err() != nil
 	for len(l.signals) > 0 {
-		came = slices.Contains(job.Ending, <-l.signals) || came
+		sig := <-l.signals
+		mustEnd = mustEnd || slices.Contains(job.Ending, sig)
 	}
-	if came {
+	if mustEnd {
 		l.cancel()
 		return context.Canceled
 	}
 
 	l.result, err = l.attend(lease)
-	l.ended = err == nil
+	l.ended = err == nil // an error says that the command was not started
 	if ctx.Err() != nil {
 		l.cancel() // so that hasp does not compete for the key again
 	}
 	return err
 }
 
-// observe prints that hasp leads. In an outage it prints once that the store cannot be reached. Of
-// a wait, it prints one notice, although each attempt in an outage is another call of Lock.
+// observe prints that hasp leads. In an outage it prints once that the store cannot be reached. It
+// also begins and ends the wait, which prints a notice (see beginWait). In an outage each attempt
+// is another call of Lock and has an EventRequested, but it is still the same wait.
 func (l *lead) observe(ctx context.Context, e hasp.Event) {
 	switch e.Kind {
 	case hasp.EventRequested:

@@ -55,6 +55,8 @@ the lock was lost: another program may have held KEY since.`,
 				return err
 			}
 			defer client.Close()
+			// The method open has only warned about memlock. Here it is an error, because the lock
+			// is useless.
 			if describe(a.strategy).Reach == backend.Process {
 				return usagef("%s keeps locks inside this process, so no other command can unlock them", a.strategy)
 			}
@@ -82,20 +84,22 @@ the lock was lost: another program may have held KEY since.`,
 // handOut detaches the lease and prints its handle. If the print fails, handOut frees the key,
 // because no program has the handle.
 func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Lease) error {
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // otherwise a print that fails would end hasp
+	// Catch SIGPIPE. Otherwise a print that fails would end hasp, and the key would stay taken.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	handle, err := lease.Detach(ctx, r.ttl)
 	if err != nil {
 		_ = lease.Unlock(ctx)
 		return err
 	}
-	err = r.printJSON("", handle)
-	if err != nil {
+	printErr := r.printJSON("", handle)
+	if printErr != nil {
+		// The lease ended when it was detached, so resume it first.
 		if lease, err := client.Resume(context.WithoutCancel(ctx), handle); err == nil {
 			_ = lease.Unlock(ctx)
 		}
 	}
 
-	return err
+	return printErr
 }
 
 func (a *app) renewCommand() *cobra.Command {
@@ -115,8 +119,11 @@ func (a *app) unlockCommand() *cobra.Command {
 		func(ctx context.Context, lease *hasp.Lease, _ hasp.Handle) error { return lease.Unlock(ctx) })
 }
 
-// handleCommand returns a command that calls f with the lease of a handle.
-func (a *app) handleCommand(name, short string, f func(context.Context, *hasp.Lease, hasp.Handle) error) *cobra.Command {
+// handleCommand returns a command that resumes the lease of a handle, and calls f with both. The
+// lease is not renewed.
+func (a *app) handleCommand(
+	name, short string, f func(context.Context, *hasp.Lease, hasp.Handle) error,
+) *cobra.Command {
 	return &cobra.Command{
 		Use:   name + " HANDLE|-",
 		Short: short,
@@ -127,17 +134,19 @@ the lock was lost. "hasp lock --help" has an example.`,
 			line := args[0]
 			if line == "-" {
 				var err error
-				if line, err = unlessEnded(cmd.Context(), func() string {
-					b, _ := io.ReadAll(io.LimitReader(a.in, 1<<16))
+				line, err = unlessEnded(cmd.Context(), func() string {
+					b, _ := io.ReadAll(io.LimitReader(a.in, 1<<16)) // after an error, b is no handle
 					return string(b)
-				}); err != nil {
+				})
+				if err != nil {
 					return err
 				}
 			}
 
 			var handle hasp.Handle
 			if json.Unmarshal([]byte(strings.TrimSpace(line)), &handle) != nil {
-				return usagef("this is not a handle that hasp lock has printed; if it is empty, hasp lock has failed") // do not show the text, which may be secret
+				// Do not show the text, which may be secret.
+				return usagef("this is not a handle that hasp lock has printed; if it is empty, hasp lock has failed")
 			}
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				lease, err := client.Resume(ctx, handle, hasp.WithoutRenewal())

@@ -45,14 +45,14 @@ To follow the locks, use "watch hasp ls" or "hasp ui".`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			prefix := strings.Join(args, "") // there is at most one argument
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
-				all, err := list(ctx, client, prefix, waiting)
+				entries, err := list(ctx, client, prefix, waiting)
 				if err != nil {
 					return err
 				}
 				if asJSON {
-					return a.printLines(all)
+					return a.printLines(entries)
 				}
-				return table(a.out, all, time.Now())
+				return table(a.out, entries, time.Now())
 			})
 		},
 	}
@@ -63,9 +63,12 @@ To follow the locks, use "watch hasp ls" or "hasp ui".`,
 	return cmd
 }
 
-// list returns the entries in the order of their keys. If List yields a key twice, list returns the
-// last entry of the key.
-func list(ctx context.Context, client *hasp.Client, prefix string, waiting bool) ([]hasp.Entry, error) {
+// list returns the entries with the prefix in the order of their keys. If waiting is true, it
+// leaves out keys that no caller waits for. If List yields a key twice, list returns the last entry
+// of the key.
+func list(
+	ctx context.Context, client *hasp.Client, prefix string, waiting bool,
+) ([]hasp.Entry, error) {
 	byKey := map[string]hasp.Entry{}
 	for e, err := range client.List(ctx, prefix) {
 		if err != nil {
@@ -76,12 +79,14 @@ func list(ctx context.Context, client *hasp.Client, prefix string, waiting bool)
 		}
 	}
 
-	return slices.SortedFunc(maps.Values(byKey), func(a, b hasp.Entry) int { return strings.Compare(a.Key, b.Key) }), nil
+	return slices.SortedFunc(maps.Values(byKey), func(a, b hasp.Entry) int {
+		return strings.Compare(a.Key, b.Key)
+	}), nil
 }
 
 // printLines prints entries as JSON, each on its line.
-func (a *app) printLines(all []hasp.Entry) error {
-	for _, e := range all {
+func (a *app) printLines(entries []hasp.Entry) error {
+	for _, e := range entries {
 		if err := a.printEntry("", e.Key, e.Status, nil); err != nil {
 			return err
 		}
@@ -91,10 +96,10 @@ func (a *app) printLines(all []hasp.Entry) error {
 }
 
 // table prints entries as the rows of a table. All cells are printable ASCII.
-func table(out io.Writer, all []hasp.Entry, now time.Time) error {
+func table(out io.Writer, entries []hasp.Entry, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "KEY\tOWNER\tAGE\tLEFT\tFENCE\tWAITERS")
-	for _, e := range all {
+	for _, e := range entries {
 		left := text.Duration(e.TTL)
 		if e.TTL < 0 {
 			left = "no end"
@@ -109,7 +114,7 @@ func table(out io.Writer, all []hasp.Entry, now time.Time) error {
 	return w.Flush()
 }
 
-// dashUnless returns a cell if its value is known, and a dash otherwise.
+// dashUnless returns the cell if known is true, and a dash otherwise.
 func dashUnless(known bool, cell string) string {
 	if !known {
 		return "-"
@@ -117,20 +122,25 @@ func dashUnless(known bool, cell string) string {
 	return cell
 }
 
+// label returns s as printable ASCII.
 func label(s string) string { return text.Label(s, '~') }
 
-// mostSharers is how many owners of shared holds are shown. A table is as wide as its widest cell.
-const mostSharers = 3
+// maxSharers is how many owners of shared holds are shown, because a column is as wide as its
+// widest cell.
+const maxSharers = 3
 
-// holder returns the owner, or the first owners of shared holds.
+// holder returns the cell that says who holds a key: the owner, the first owners of shared holds,
+// or words in parentheses.
 func holder(e hasp.Entry) string {
 	switch {
 	case !e.Held:
 		return "(free)"
 	case len(e.Shared) > 0:
-		owners, more := slices.Sorted(slices.Values(e.Shared)), ""
-		if len(owners) > mostSharers {
-			owners, more = owners[:mostSharers], ", ..."
+		owners := slices.Sorted(slices.Values(e.Shared))
+		more := ""
+		if len(owners) > maxSharers {
+			owners = owners[:maxSharers]
+			more = ", ..."
 		}
 		for i, o := range owners {
 			owners[i] = label(o)

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// output is stdout. The first error of a write is the cause of ctx's end, and the error of all later
-// writes.
+// output is stdout. The first error of a write is the cause of ctx's end, and the error of all
+// later writes.
 type output struct {
 	ctx  context.Context
 	fail context.CancelCauseFunc // ends ctx
@@ -20,16 +20,16 @@ type output struct {
 // example in a pipe to a program that does not read on.
 func (o output) Write(b []byte) (int, error) {
 	b = bytes.Clone(b) // the write may go on after Write has returned
-	failed, err := unlessEnded(o.ctx, func() error {
+	writeErr, err := unlessEnded(o.ctx, func() error {
 		_, err := o.to.Write(b)
 		return err
 	})
-	if errors.Is(failed, syscall.EPIPE) {
-		failed = endedBy(syscall.SIGPIPE) // no error for the user, as in "hasp demo | head"
+	if errors.Is(writeErr, syscall.EPIPE) {
+		writeErr = endedBy(syscall.SIGPIPE) // no error for the user, as in "hasp demo | head"
 	}
-	if failed != nil {
-		o.fail(failed)
-		err = context.Cause(o.ctx)
+	if writeErr != nil {
+		o.fail(writeErr)
+		err = context.Cause(o.ctx) // of several writes, the first error counts
 	}
 	if err != nil {
 		return 0, err
@@ -40,10 +40,10 @@ func (o output) Write(b []byte) (int, error) {
 // unlessEnded calls f, which may block in a read or a write, and returns the result. If ctx ends
 // first, it returns the cause, and the goroutine that runs f stays until the program ends.
 func unlessEnded[T any](ctx context.Context, f func() T) (v T, err error) {
-	got := make(chan T, 1)
-	go func() { got <- f() }()
+	results := make(chan T, 1)
+	go func() { results <- f() }()
 	select {
-	case v = <-got:
+	case v = <-results:
 		return v, nil
 	case <-ctx.Done():
 		return v, context.Cause(ctx)

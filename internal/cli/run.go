@@ -31,16 +31,16 @@ type run struct {
 	signals chan os.Signal // the signals to pass on to the command
 
 	// The fields below are flags.
-	wait   time.Duration // 0 if noWait is set
-	noWait bool
-	skip   bool // a key that is held is no failure
-	ttl    time.Duration
-	fence  bool
-	slots  int // 0 without --slots
-	shared bool
-	least  time.Duration // the shortest time of a hold
-	most   time.Duration // the longest time of a hold
-	grace  time.Duration
+	wait    time.Duration // 0 if noWait is set
+	noWait  bool
+	skip    bool // a key that is held is no failure
+	ttl     time.Duration
+	fence   bool
+	slots   int // 0 without --slots
+	shared  bool
+	minHold time.Duration
+	maxHold time.Duration
+	grace   time.Duration // between SIGTERM and SIGKILL after a loss
 }
 
 const runHelp = `run waits until it holds KEY, runs COMMAND, and frees KEY when COMMAND has ended.
@@ -143,6 +143,7 @@ func (r *run) waitFlags(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("shared", "min-hold")
 }
 
+// graceFlag adds the flag that hasp run and hasp lead have.
 func (r *run) graceFlag(cmd *cobra.Command) {
 	r.grace = 5 * time.Second
 	cmd.Flags().Var((*duration)(&r.grace), "grace",
@@ -155,27 +156,29 @@ func (r *run) commonFlags(cmd *cobra.Command) {
 	f.Var((*duration)(&r.ttl), "ttl",
 		"term of the lock: how long KEY stays locked if hasp dies (default: ttl in the URL, or 30s)")
 	f.BoolVar(&r.fence, "fence", false, "set HASP_FENCE, and fail if the strategy has no fences")
-	f.Var((*duration)(&r.least), "min-hold", "keep KEY taken for this long after it was acquired, "+
+	f.Var((*duration)(&r.minHold), "min-hold", "keep KEY taken for this long after it was acquired, "+
 		"even if COMMAND ends sooner; if hasp dies, KEY is free after its term")
-	f.Var((*duration)(&r.most), "max-hold",
+	f.Var((*duration)(&r.maxHold), "max-hold",
 		"hold KEY for this long at most; the lock is lost then, and COMMAND is ended")
 }
 
+// options returns the options of Lock for the flags that are given.
 func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	var opts []hasp.Option
 	given := func(name string) bool {
 		f := cmd.Flag(name) // nil if the command does not have the flag
 		return f != nil && f.Changed
 	}
+	isBounded := r.noWait || r.skip || given("wait") // without --wait, r.wait is 0: one attempt
 	for _, o := range []struct {
 		applies bool
 		option  hasp.Option
 	}{
-		{r.noWait || r.skip || given("wait"), hasp.WithMaxWait(r.wait)},
+		{isBounded, hasp.WithMaxWait(r.wait)},
 		{given("ttl"), hasp.WithTTL(r.ttl)},
 		{r.fence, hasp.WithFence()},
-		{given("min-hold"), hasp.WithMinHold(r.least)},
-		{given("max-hold"), hasp.WithMaxHold(r.most)},
+		{given("min-hold"), hasp.WithMinHold(r.minHold)},
+		{given("max-hold"), hasp.WithMaxHold(r.maxHold)},
 		{r.shared, hasp.WithShared()},
 		{given("slots"), hasp.WithSlots(r.slots)},
 	} {
@@ -186,6 +189,8 @@ func (r *run) options(cmd *cobra.Command) []hasp.Option {
 	return opts
 }
 
+// run runs the command while it holds the key, and sets the exit code. An error means that the
+// command was not started.
 func (r *run) run(cmd *cobra.Command) error {
 	client, err := r.begin(cmd, r.observe)
 	if err != nil {
@@ -195,7 +200,7 @@ func (r *run) run(cmd *cobra.Command) error {
 	ctx := cmd.Context()
 	lease, err := r.acquire(ctx, client, r.options(cmd))
 	if r.skip && exitCode(err) == exitNotAcquired {
-		return nil
+		return nil // with --skip, a key that is held is no failure
 	}
 	if err != nil {
 		return err
@@ -215,17 +220,19 @@ func (r *run) run(cmd *cobra.Command) error {
 		return fmt.Errorf("%s, before the command was run: %w", text.Quote(r.key), err)
 	}
 	result, err := r.attend(lease)
-	unlock := lease.Unlock(ctx)
+	unlockErr := lease.Unlock(ctx)
 	if err != nil {
-		return errors.Join(err, unlock)
+		return errors.Join(err, unlockErr)
 	}
-	r.finish(client, result, unlock)
+	r.finish(client, result, unlockErr)
 	return nil
 }
 
-// begin finds the program of the command and opens the store. If the program is missing, hasp must
-// not first wait for the key.
-func (r *run) begin(cmd *cobra.Command, observe func(context.Context, hasp.Event)) (_ *hasp.Client, err error) {
+// begin finds the program of the command and opens the store. It finds the program first, so that
+// hasp does not wait for the key if the program is missing.
+func (r *run) begin(
+	cmd *cobra.Command, observe func(context.Context, hasp.Event),
+) (_ *hasp.Client, err error) {
 	if r.wait < 0 || r.grace < 0 {
 		return nil, usagef("--wait and --grace cannot be negative")
 	}
@@ -239,6 +246,8 @@ func (r *run) begin(cmd *cobra.Command, observe func(context.Context, hasp.Event
 	return r.open(cmd, cmd.CommandPath()+" "+filepath.Base(r.argv[0]), observe)
 }
 
+// attend starts the command, and returns its result when it has ended. The error says why the
+// command could not be started.
 func (r *run) attend(lease *hasp.Lease) (job.Result, error) {
 	j, err := job.Start(r.path, r.argv, r.environment(os.Environ(), lease))
 	if err != nil {
@@ -250,25 +259,26 @@ func (r *run) attend(lease *hasp.Lease) (job.Result, error) {
 
 // sayLost prints why the lease was lost, and what hasp does now.
 func (r *run) sayLost(lease *hasp.Lease) {
-	why := strings.TrimPrefix(fmt.Sprint(lease.Err()), hasp.ErrLost.Error()+": ")
+	why := strings.TrimPrefix(fmt.Sprint(lease.Err()), hasp.ErrLost.Error()+": ") // "lost" stands below
 	r.complain("lost %s: %s; the command gets SIGTERM now, and SIGKILL in %s",
 		r.goal, why, text.Duration(r.grace))
 }
 
-// finish sets the exit code. The argument unlock is the error of the lease's Unlock. If Ctrl-C has
-// ended the command, finish ends the process.
-func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
+// finish sets the exit code for the result of the command and the error of the lease's Unlock, and
+// closes the Client. If Ctrl-C has ended the command, and the lock was not lost, finish ends the
+// process.
+func (r *run) finish(client *hasp.Client, result job.Result, unlockErr error) {
 	r.code = result.Code
 	switch {
-	case result.Lost:
+	case result.Lost: // sayLost has already printed that
 		r.code = exitLost
-	case errors.Is(unlock, hasp.ErrLost):
+	case errors.Is(unlockErr, hasp.ErrLost):
 		r.complain("lost %s before the command ended: "+
 			"another program may have held it at the same time", r.goal)
 		r.code = exitLost
-	case unlock != nil:
+	case unlockErr != nil:
 		r.complain("warning: %s; the key is free when its term is over",
-			strings.TrimPrefix(unlock.Error(), "hasp: "))
+			strings.TrimPrefix(unlockErr.Error(), "hasp: "))
 	}
 
 	r.close(client) // DieAlike may end the process, so close the Client first
@@ -277,18 +287,19 @@ func (r *run) finish(client *hasp.Client, result job.Result, unlock error) {
 	}
 }
 
-// close calls Client.Close, which blocks until calls to the store have ended. After a loss close
-// does nothing, because no call matters any more, and the store may hang.
+// close calls Client.Close, which blocks until calls to the store have ended. It may be called
+// twice. After a loss close does nothing, because no call matters any more, and the store may hang.
 func (r *run) close(client *hasp.Client) {
 	if r.code != exitLost {
 		client.Close()
 	}
 }
 
-// cannotRun returns err with the exit code that a shell would use for it.
+// cannotRun returns the error of a program that err has prevented from starting. It has the exit
+// code that a shell would use.
 func cannotRun(name string, err error) error {
 	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
-		err = inner // use the innermost error, because the outer ones repeat the name
+		err = inner // end with the innermost error, because the outer ones repeat the name
 	}
 	code := exitCannotRun
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {

@@ -26,6 +26,7 @@ type storeFlags struct {
 	secret []string // the passwords that the method redact removes; the method learn adds them
 }
 
+// register adds the flags to the root command, and thereby to all commands.
 func (s *storeFlags) register(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.StringVar(&s.url, "url", "", "where the locks are kept, such as spinlock+redis://localhost:6379 (default: `URL` in HASP_URL, or "+defaultURL+")")
@@ -33,8 +34,10 @@ func (s *storeFlags) register(root *cobra.Command) {
 	root.MarkFlagsMutuallyExclusive("url", "config")
 }
 
-// config returns where the locks are kept. It remembers the passwords in the configuration. It
-// warns about a password in --url, because every user of the host can read the command line.
+// config returns where the locks are kept, and an error if this program does not have the strategy.
+// It remembers the passwords in the configuration, even of one with an error, because the error's
+// text may contain a password. It warns about a password in --url, because every user of the host
+// can read the command line.
 func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	s := &a.store
 	for _, name := range []string{"url", "config"} {
@@ -44,7 +47,7 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	}
 
 	if s.file != "" {
-		c, err := readConfig(s.file)
+		c, err := readConfig(s.file) // also checks the strategy
 		s.learn(c)
 		return c, err
 	}
@@ -80,14 +83,14 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 // registered returns an error if this program does not have the strategy of c. The error of package
 // hasp would suggest an import, which does not help users of a command.
 func registered(c hasp.Config) error {
-	all := hasp.Strategies()
-	names := strings.Join(all, ", ")
+	strategies := hasp.Strategies()
+	names := strings.Join(strategies, ", ")
 	switch {
-	case slices.Contains(all, c.Strategy):
+	case slices.Contains(strategies, c.Strategy):
 		return nil
 	case c.Strategy == "":
 		return usagef("no strategy given (want one of %s)", names)
-	case strings.ContainsAny(c.Strategy, "@:/"): // perhaps a password: do not show it
+	case strings.ContainsAny(c.Strategy, "@:/"): // a URL, perhaps with a password: do not show it
 		return usagef("strategy: want one of %s; put a URL into nodes", names)
 	case c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis"):
 		return usagef("%s is a transport: put a strategy before it, as in spinlock+%s://… (want one of %s)",
@@ -99,22 +102,28 @@ func registered(c hasp.Config) error {
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
 }
 
-// open opens the store that the flags name. The argument doing becomes a part of the owner.
-func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Context, hasp.Event)) (*hasp.Client, error) {
+// open opens the store that the flags name. The argument doing becomes a part of the owner. open
+// prints a warning for each EventDegraded. It passes all events on to observe, which may be nil.
+func (a *app) open(
+	cmd *cobra.Command, doing string, observe func(context.Context, hasp.Event),
+) (*hasp.Client, error) {
 	c, err := a.config(cmd)
 	if err != nil {
 		return nil, err
 	}
 
 	a.strategy = c.Strategy
-	client, err := c.Open(cmd.Context(), &hasp.Options{Owner: ownerOf(c, doing), Observe: func(ctx context.Context, e hasp.Event) {
-		if e.Kind == hasp.EventDegraded {
-			a.complain("warning: %s", e.Err)
-		}
-		if observe != nil {
-			observe(ctx, e)
-		}
-	}})
+	client, err := c.Open(cmd.Context(), &hasp.Options{
+		Owner: ownerOf(c, doing),
+		Observe: func(ctx context.Context, e hasp.Event) {
+			if e.Kind == hasp.EventDegraded {
+				a.complain("warning: %s", e.Err)
+			}
+			if observe != nil {
+				observe(ctx, e)
+			}
+		},
+	})
 	if err == nil && c.Strategy == "memlock" {
 		a.complain("warning: memlock keeps locks inside this process, " +
 			"where no other program sees them; use filelock://")
@@ -122,6 +131,7 @@ func (a *app) open(cmd *cobra.Command, doing string, observe func(context.Contex
 	return client, err
 }
 
+// withClient opens the store, calls f with the Client, and closes the Client.
 func (a *app) withClient(cmd *cobra.Command, f func(context.Context, *hasp.Client) error) error {
 	client, err := a.open(cmd, cmd.CommandPath(), nil)
 	if err != nil {
@@ -131,13 +141,14 @@ func (a *app) withClient(cmd *cobra.Command, f func(context.Context, *hasp.Clien
 	return f(cmd.Context(), client)
 }
 
-// learn remembers the passwords in c.
+// learn remembers the passwords in c: those in the nodes, as they stand there and decoded, and
+// those in parameters.
 func (s *storeFlags) learn(c hasp.Config) {
 	for _, node := range c.Nodes {
 		_, rest, ok := strings.Cut(node, "://")
 		at := strings.LastIndex(rest, "@")
 		if !ok || at < 0 {
-			continue
+			continue // the node has no password
 		}
 		if _, pw, ok := strings.Cut(rest[:at], ":"); ok && pw != "" {
 			s.secret = append(s.secret, pw)
@@ -158,7 +169,7 @@ func (s *storeFlags) learn(c hasp.Config) {
 // system may contain them.
 func (s *storeFlags) redact(text string) string {
 	for _, pw := range s.secret {
-		if len(pw) < 4 { // a short password also occurs inside words
+		if len(pw) < 4 { // a short password also occurs inside words, so remove it only from URLs
 			text = strings.ReplaceAll(text, ":"+pw+"@", ":xxxxx@")
 		} else {
 			text = strings.ReplaceAll(text, pw, "xxxxx")

@@ -62,8 +62,10 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
 	return cmd
 }
 
+// ui serves the page until Ctrl-C. It returns an error if other hosts could read the page without a
+// token.
 func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
-	fromFlag := o.Token != ""
+	isInFlag := o.Token != "" // the token is in the command line
 	o.Token = cmp.Or(o.Token, os.Getenv(uiToken))
 	host, _, err := net.SplitHostPort(o.Listen)
 	switch {
@@ -75,35 +77,38 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 		return usagef("the token has %d characters: want %d or more", len(o.Token), minToken)
 	}
 
-	if fromFlag {
+	if isInFlag {
 		a.complain("warning: other users of this host can read --token in the process list; "+
 			"put the token into %s", uiToken)
 	}
 
-	src, err := a.open(cmd, cmd.CommandPath(), nil)
+	client, err := a.open(cmd, cmd.CommandPath(), nil)
 	if err != nil {
 		return err
 	}
-	defer src.Close()
+	defer client.Close()
 	if o.Token != "" {
 		a.store.secret = append(a.store.secret, o.Token)
 	}
-	o.Store, o.Ordered, o.Redact = a.strategy, describe(a.strategy).Order == InOrder, a.store.redact
+	o.Store = a.strategy
+	o.Ordered = describe(a.strategy).Order == InOrder
+	o.Redact = a.store.redact
 
 	ln, err := listenAt(cmd.Context(), o.Listen)
 	if err != nil {
 		return err
 	}
 	o.Listen = ln.Addr().String()
-	at := ln.Addr().(*net.TCPAddr)
-	if o.Token == "" && !at.IP.IsLoopback() { // a name may resolve to any address
+	addr := ln.Addr().(*net.TCPAddr)
+	if o.Token == "" && !addr.IP.IsLoopback() { // the name localhost may resolve to any address
 		ln.Close()
 		return usagef("--listen: other hosts can reach %s, so it needs --token, or %s in the environment", o.Listen, uiToken)
 	}
 	shown := o.Listen
-	if name, err := os.Hostname(); err == nil && at.IP.IsUnspecified() {
+	// A browser cannot open an unspecified address such as 0.0.0.0, so show the name of this host.
+	if name, err := os.Hostname(); err == nil && addr.IP.IsUnspecified() {
 		o.Hosts = append(o.Hosts, name)
-		shown = net.JoinHostPort(name, strconv.Itoa(at.Port))
+		shown = net.JoinHostPort(name, strconv.Itoa(addr.Port))
 	}
 	_, err = fmt.Fprintf(a.out, "hasp ui: the locks of %s are at http://%s/ until Ctrl-C\n",
 		o.Store, shown)
@@ -115,9 +120,10 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 		ln.Close()
 		return err
 	}
-	return ui.New(src, o).Serve(cmd.Context(), ln)
+	return ui.New(client, o).Serve(cmd.Context(), ln)
 }
 
+// listenAt listens at an address HOST:PORT. Its errors name the flag --listen.
 func listenAt(ctx context.Context, at string) (net.Listener, error) {
 	var config net.ListenConfig
 	ln, err := config.Listen(ctx, "tcp", at)

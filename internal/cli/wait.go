@@ -19,12 +19,16 @@ import (
 const noticeAfter = time.Second
 
 // acquire waits for the key. If it waits for longer than noticeAfter, it prints that it waits, and
-// in the end how long it has waited.
-func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Option) (*hasp.Lease, error) {
+// when it has the key, how long it has waited. If another program holds the key, the error has the
+// exit code exitNotAcquired.
+func (r *run) acquire(
+	ctx context.Context, client *hasp.Client, opts []hasp.Option,
+) (*hasp.Lease, error) {
 	began := time.Now()
 	endWait := r.beginWait(ctx, client)
 	lease, err := client.Lock(ctx, r.key, opts...)
-	if endWait() && err == nil {
+	hasPrinted := endWait()
+	if hasPrinted && err == nil {
 		r.complain("got %s after %s", r.goal, text.Duration(time.Since(began)))
 	}
 	if r.shared && errors.Is(err, errors.ErrUnsupported) {
@@ -35,32 +39,37 @@ func (r *run) acquire(ctx context.Context, client *hasp.Client, opts []hasp.Opti
 	}
 
 	held := &hasp.HeldError{}
-	end := ""
-	errors.As(err, &held) // if the store names the holder, the variable held contains it
+	errors.As(err, &held) // the error of the store, which may name the holder, or else an empty one
+	more := ""
 	if r.wait > 0 {
-		end = "; it was not free within " + text.Duration(r.wait)
+		more = "; it was not free within " + text.Duration(r.wait)
 	}
-	if r.argv != nil {
-		end += "; the command was not run"
+	if r.argv != nil { // hasp run, and not hasp lock
+		more += "; the command was not run"
 	}
-	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s", text.Quote(r.key), held, end)}
+	return nil, codeError{exitNotAcquired, fmt.Errorf("%s is %v%s", text.Quote(r.key), held, more)}
 }
 
-// beginWait lets Ctrl-Z stop hasp until the caller calls the function end, and prints a notice if
-// that takes longer than noticeAfter. The result of end says whether the notice was printed. If it
-// is being printed, end waits until it is complete, so that it is not mixed with another line.
+// beginWait begins a wait, which lasts until the caller calls the function end. Meanwhile, Ctrl-Z
+// stops hasp. If the wait lasts for longer than noticeAfter, a notice is printed. The result of end
+// says whether that was done. If the notice is being printed, end waits until it is complete, so
+// that it is not mixed with another line.
 func (r *run) beginWait(ctx context.Context, client *hasp.Client) (end func() bool) {
 	waiting, cancel := context.WithCancel(ctx)
 	go job.StopItself(waiting)
-	said := make(chan bool, 1)
-	timer := time.AfterFunc(noticeAfter, func() { said <- r.sayWaiting(waiting, client) })
+	printed := make(chan bool, 1)
+	timer := time.AfterFunc(noticeAfter, func() { printed <- r.sayWaiting(waiting, client) })
 	return func() bool {
 		cancel()
-		return !timer.Stop() && <-said
+		if timer.Stop() {
+			return false // the wait was short
+		}
+		return <-printed
 	}
 }
 
-// observe prints that hasp has waited for long.
+// observe prints at each EventStillWaiting how long hasp has waited. With --skip, it prints
+// nothing.
 func (r *run) observe(_ context.Context, e hasp.Event) {
 	if r.skip || e.Kind != hasp.EventStillWaiting {
 		return
@@ -88,20 +97,21 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	by := ""
+	holder := ""
 	switch {
 	case ui.Foreign(s):
-		by = ", which has a value that is not a lock of this strategy; see hasp inspect"
+		holder = ", which has a value that is not a lock of this strategy; see hasp inspect"
 	case s.Held:
-		by = fmt.Sprintf(", %v", refusal(s))
+		holder = fmt.Sprintf(", %v", refusal(s))
 	}
 
-	r.complain("waiting for %s%s", r.goal, by)
+	r.complain("waiting for %s%s", r.goal, holder)
 	return true
 }
 
-// refusal returns the error of a caller to whom the holder in s would be named. So all commands
-// describe a holder in the same words.
+// refusal returns the error that a caller gets who is refused because of the hold in s. If the hold
+// is shared, the error names the first owner. With refusal, all commands describe a holder in the
+// same words.
 func refusal(s hasp.Status) error {
 	owner := s.Owner
 	if len(s.Shared) > 0 {
@@ -117,8 +127,8 @@ const (
 	slotEnv  = "HASP_SLOT="
 )
 
-// environment returns env with the variables for lease. They replace the variables of an outer hasp
-// run.
+// environment returns env with the variables for lease, and without those of an outer hasp run. It
+// changes env.
 func (r *run) environment(env []string, lease *hasp.Lease) []string {
 	env = slices.DeleteFunc(env, func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")

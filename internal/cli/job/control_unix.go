@@ -25,20 +25,21 @@ import (
 //     reached the whole job, so that the shell prompts. When the shell continues hasp, hasp
 //     continues the command.
 func (j *Job) stopped(sig syscall.Signal) {
-	wants := sig == unix.SIGTTIN || sig == unix.SIGTTOU
+	needsTerminal := sig == unix.SIGTTIN || sig == unix.SIGTTOU
+	isSIGSTOP := !needsTerminal && sig != unix.SIGTSTP // these four signals stop a process
 	switch {
-	case wants && j.tty.ours():
-	case j.lost && wants:
-		return // the command may not have the terminal, and SIGKILL ends it later
+	case needsTerminal && j.tty.ours():
+	case j.lost && needsTerminal:
+		return // another group has the terminal, so the command would stop again; SIGKILL ends it later
 	case j.lost:
-	case !wants && sig != unix.SIGTSTP && !j.tty.lentTo(j.pid):
+	case isSIGSTOP && !j.tty.lentTo(j.pid):
 		return
 	default:
 		j.tty.takeBack()
 		j.suspend()
-		j.checkLost()
+		j.checkLost() // the command must have SIGTERM before it continues
 	}
-	j.tty.lend(j.pid)
+	j.tty.lend(j.pid) // has an effect only if hasp has the terminal
 	j.signal(unix.SIGCONT)
 }
 
@@ -49,7 +50,8 @@ func inShell() bool {
 	return err == nil && sid != unix.Getpgrp()
 }
 
-// suspend stops hasp's own group. It returns when hasp is continued.
+// suspend stops hasp's own group. It returns when hasp is continued. If no process would continue
+// hasp, it returns at once, and then the command goes on.
 //
 // suspend sends SIGTSTP to the other processes of the group, which can handle that signal. It stops
 // hasp itself by SIGSTOP. SIGTSTP would not stop hasp, because Go keeps its handler once a program
@@ -59,7 +61,9 @@ func (j *Job) suspend() {
 		return
 	}
 
-	for len(j.w.Signals) > 0 { // drop an old SIGCONT, which must not end the wait below
+	// Pass on the signals that have arrived, but drop an old SIGCONT. It must not end the wait
+	// below.
+	for len(j.w.Signals) > 0 {
 		if sig := <-j.w.Signals; sig != unix.SIGCONT {
 			j.signal(sig.(syscall.Signal))
 		}
@@ -68,22 +72,23 @@ func (j *Job) suspend() {
 
 	// Ignore SIGTSTP before the group receives it. Otherwise Go's handler could run after hasp is
 	// continued, and hasp would stop the command again.
-	signals := NotIgnored(PassedOn)
+	signals := NotIgnored(PassedOn) // SIGTSTP is among them, unless hasp ignored it before
 	signal.Ignore(unix.SIGTSTP)
 	_ = syscall.Kill(0, unix.SIGTSTP)
 	_ = syscall.Kill(syscall.Getpid(), unix.SIGSTOP)
 
 	for sig := range j.w.Signals {
 		if sig == unix.SIGCONT {
-			break
+			break // hasp is continued
 		}
 		j.signal(sig.(syscall.Signal))
 	}
-	signal.Notify(j.w.Signals, signals...)
+	signal.Notify(j.w.Signals, signals...) // receive SIGTSTP again
 }
 
-// StopItself stops hasp at each SIGTSTP (Ctrl-Z), until ctx ends. After the first signal.Notify for
-// that signal, Go's handler of it stays, so the signal alone would not stop hasp any more.
+// StopItself stops hasp at each SIGTSTP (Ctrl-Z), until ctx ends. This is needed because after the
+// first signal.Notify for that signal, Go's handler of it stays, so the signal itself does not stop
+// hasp any more.
 func StopItself(ctx context.Context) {
 	if !inShell() || signal.Ignored(unix.SIGTSTP) {
 		return

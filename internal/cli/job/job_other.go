@@ -40,15 +40,16 @@ func (j *Job) Attend(w Watch) Result {
 	for {
 		select {
 		case <-done:
-			if r.Code = j.ProcessState.ExitCode(); r.Code < 0 {
+			r.Code = j.ProcessState.ExitCode()
+			if r.Code < 0 { // the code is not known
 				r.Code = exitFailed
 			}
 			reported.Wait()
 			return r
-		case <-w.Signals:
+		case <-w.Signals: // the console has also sent it to the command
 		case <-gone:
 			r.Lost = true
-			gone = nil
+			gone = nil // do not receive from it again
 			_ = j.Process.Kill()
 			reported.Go(w.OnLoss)
 		}

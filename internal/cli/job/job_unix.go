@@ -30,7 +30,7 @@ const sweepEvery = 20 * time.Millisecond
 type Job struct {
 	pid     int
 	tty     *terminal               // nil if hasp has no terminal
-	changes chan syscall.WaitStatus // receives each stop of the command, and at last the end of the command
+	changes chan syscall.WaitStatus // receives each stop of the command, and at last its end
 
 	// Attend sets these.
 	w        Watch
@@ -91,12 +91,12 @@ func (j *Job) fork(path string, argv, env []string) error {
 func (j *Job) wait() {
 	for {
 		var ws syscall.WaitStatus
-		switch _, err := syscall.Wait4(j.pid, &ws, syscall.WUNTRACED, nil); err {
-		case nil:
-		case syscall.EINTR:
+		_, err := syscall.Wait4(j.pid, &ws, syscall.WUNTRACED, nil)
+		if err == syscall.EINTR {
 			continue
-		default:
-			ws = exitFailed << 8 // the command has ended, and the kernel does not say how
+		}
+		if err != nil {
+			ws = exitFailed << 8 // the command has ended with exitFailed, as the kernel does not say how
 		}
 
 		j.changes <- ws
@@ -112,15 +112,15 @@ func (j *Job) Attend(w Watch) Result {
 	j.w = w
 	gone := w.Lease.Context().Done()
 	for {
-		var ws syscall.WaitStatus
-		var sig os.Signal
+		var ws syscall.WaitStatus // of the command, if changed is true
+		var sig os.Signal         // nil unless a signal came
 		changed := false
 		select {
 		case ws = <-j.changes:
 			changed = true
 		case sig = <-j.w.Signals:
-		case <-gone:
-			gone = nil
+		case <-gone: // the method checkLost, below, ends the group
+			gone = nil // do not receive from it again
 		case <-j.deadline:
 			j.kill()
 		}
@@ -134,7 +134,7 @@ func (j *Job) Attend(w Watch) Result {
 		case changed:
 			return j.ended(ws)
 		case sig != nil:
-			if sig == unix.SIGCONT {
+			if sig == unix.SIGCONT { // perhaps a shell has stopped and continued hasp
 				j.tty.recheck(j.pid)
 			}
 			j.signal(sig.(syscall.Signal))
@@ -161,8 +161,9 @@ func (j *Job) checkLost() {
 // around.
 func (j *Job) signal(sig syscall.Signal) { _ = syscall.Kill(-j.pid, sig) }
 
-// ended takes the terminal back and returns the result. If the lease was lost, it first waits until
-// the group is empty or the grace time has passed.
+// ended takes the terminal back and returns the result of the command, whose status is ws. If the
+// lease was lost, it first waits until the group is empty or the grace time has passed, and until
+// OnLoss has returned.
 func (j *Job) ended(ws syscall.WaitStatus) Result {
 	if j.lost {
 		j.sweep()
@@ -190,6 +191,7 @@ func (j *Job) ended(ws syscall.WaitStatus) Result {
 	return r
 }
 
+// kill sends SIGKILL to the group.
 func (j *Job) kill() {
 	j.killed = true
 	j.signal(unix.SIGKILL)
@@ -210,13 +212,15 @@ func (j *Job) sweep() {
 	}
 }
 
-// left reports whether any process of the group still exists. It first waits for processes that
-// have ended, because hasp has adopted them if hasp is the first process of a container.
+// left reports whether any process of the group still exists. It first collects the processes that
+// have ended, which would otherwise still exist. Such processes are hasp's children if hasp has
+// adopted them, as the first process of a container does.
 func (j *Job) left() bool {
 	for {
 		pid, err := syscall.Wait4(-j.pid, nil, syscall.WNOHANG, nil)
-		if pid <= 0 && err != syscall.EINTR {
-			return syscall.Kill(-j.pid, 0) == nil
+		mayHaveMore := pid > 0 || err == syscall.EINTR
+		if !mayHaveMore {
+			return syscall.Kill(-j.pid, 0) == nil // the signal 0 only checks
 		}
 	}
 }

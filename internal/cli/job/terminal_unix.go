@@ -16,8 +16,11 @@ import (
 // signals of Ctrl-C and Ctrl-Z. A shell puts hasp's group into the foreground. The command has a
 // group of its own, so hasp lends the terminal to it, as a shell does, and takes the terminal back.
 type terminal struct {
-	fd   int
-	lent bool // hasp has lent the terminal to the command's group, which may have lent it to another group
+	fd int
+
+	// lent says that hasp has lent the terminal to the command's group, which may have lent it to
+	// another group.
+	lent bool
 }
 
 // openTerminal returns the controlling terminal, or nil. It does not use standard input, which may
@@ -42,6 +45,7 @@ func (t *terminal) foreground() int {
 // ours reports whether hasp's group is the foreground group.
 func (t *terminal) ours() bool { return t != nil && t.foreground() == unix.Getpgrp() }
 
+// lentTo reports whether pgrp, the command's group, is the foreground group.
 func (t *terminal) lentTo(pgrp int) bool { return t != nil && t.foreground() == pgrp }
 
 // lend makes pgrp the foreground group if hasp's group is the foreground group.
@@ -59,13 +63,18 @@ func (t *terminal) takeBack() bool {
 		return false
 	}
 	t.lent = false
-	if shell, err := unix.Getsid(0); err == nil && shell != unix.Getpgrp() && t.foreground() == shell {
+
+	// The id of the session is the shell's group, unless hasp itself is in that group.
+	shell, err := unix.Getsid(0)
+	hasShell := err == nil && shell != unix.Getpgrp()
+	if hasShell && t.foreground() == shell {
 		return false
 	}
 	return unix.IoctlSetPointerInt(t.fd, unix.TIOCSPGRP, unix.Getpgrp()) == nil
 }
 
-// recheck clears the field lent if the shell has taken the terminal while hasp was stopped.
+// recheck clears the field lent if pgrp, the command's group, does not have the terminal any more,
+// because the shell has taken it while hasp was stopped.
 func (t *terminal) recheck(pgrp int) {
 	if t != nil && t.lent {
 		t.lent = t.lentTo(pgrp)

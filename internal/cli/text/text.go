@@ -18,17 +18,19 @@ import (
 func Quote(s string) string { return strconv.QuoteToASCII(s) }
 
 // Label returns s unchanged if it is one line of ordinary text with no rune greater than the
-// argument last. Otherwise it returns s quoted. So the labels of different strings look different,
-// unless these are long: of a string of more than 256 bytes, the label has only the beginning.
+// argument last. Otherwise it returns s quoted. So the labels of different strings look different.
+// Only of a string of more than 256 bytes, the label has only the beginning, quoted.
 func Label(s string, last rune) string {
 	if len(s) > maxLabel {
 		return Quote(s[:maxLabel]) + "..."
 	}
-	plain := s == strings.TrimSpace(s) && utf8.ValidString(s) && !strings.ContainsAny(s, `"\`) && !strings.Contains(s, "  ")
+	// Spaces at the ends, or several in a row, cannot be seen in a table or on a web page.
+	showsSpaces := s == strings.TrimSpace(s) && !strings.Contains(s, "  ")
+	isPlain := showsSpaces && utf8.ValidString(s) && !strings.ContainsAny(s, `"\`)
 	for _, c := range s {
-		plain = plain && c <= last && strconv.IsPrint(c)
+		isPlain = isPlain && c <= last && strconv.IsPrint(c)
 	}
-	if plain {
+	if isPlain {
 		return s
 	}
 	return Quote(s)
@@ -36,7 +38,8 @@ func Label(s string, last rune) string {
 
 const maxLabel = 256
 
-// Plain returns s as one line of printable text.
+// Plain returns s as one line of printable text. It replaces line feeds by semicolons, and other
+// characters that are not printable by escapes.
 func Plain(s string) string {
 	s = strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ")
 	var b strings.Builder
@@ -64,10 +67,11 @@ func JSON(b []byte) []byte {
 	return out
 }
 
-// Duration returns d rounded for reading: 24ms, 1.5s, 3m10s. It returns 0s for a negative d, such as
-// the age of a hold whose store has another clock.
+// Duration returns d rounded for reading: 24ms, 1.5s, 3m10s. It returns 0s for a negative d, such
+// as the age of a hold whose store has another clock.
 func Duration(d time.Duration) string {
-	switch d = max(d, 0); {
+	d = max(d, 0)
+	switch {
 	case d < time.Millisecond:
 		return d.Round(time.Microsecond).String()
 	case d < time.Second:

@@ -27,6 +27,7 @@ type guard struct {
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
+// newGuard returns the guard of a server with these options.
 func newGuard(o Options) guard {
 	host, port, _ := net.SplitHostPort(o.Listen)
 	g := guard{token: o.Token, loopback: IsLoopback(host)}
@@ -78,8 +79,8 @@ func (g *guard) admit(w http.ResponseWriter, r *http.Request) bool {
 }
 
 // isMine reports whether a Host header names this server, and not another site. It accepts the
-// names of the server and every IP address. On a loopback listener it accepts only loopback
-// addresses.
+// names of the server. It also accepts every IP address, because another site can only make a name
+// of its own resolve to this server. On a loopback listener, it accepts only loopback addresses.
 func (g *guard) isMine(host string) bool {
 	name := strings.ToLower((&url.URL{Host: host}).Hostname())
 	if addr, err := netip.ParseAddr(name); err == nil && (addr.IsLoopback() || !g.loopback) {
@@ -92,7 +93,7 @@ func (g *guard) isMine(host string) bool {
 // that browsers add and that scripts cannot change.
 func sameOrigin(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
-	case "", "same-origin", "none":
+	case "", "same-origin", "none": // "" is from an old browser or another program; "none" is typed
 	default:
 		return false
 	}
@@ -105,11 +106,13 @@ func sameOrigin(r *http.Request) bool {
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host)
 }
 
-// authorized reports whether a request has the token as "Authorization: Bearer TOKEN", or has the
-// cookie. It answers a request that has ?token=TOKEN with the cookie and a redirect to the address
-// without the token. So the history of the browser does not keep the token.
+// authorized reports whether to serve a request: it has the token as "Authorization: Bearer TOKEN",
+// or has the cookie. Otherwise authorized sends the answer itself. If the request has ?token=TOKEN,
+// the answer is the cookie and a redirect to the address without the token. So the history of the
+// browser does not keep the token. If not, the answer is an error.
 func (g *guard) authorized(w http.ResponseWriter, r *http.Request) bool {
-	if given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && equal(given, g.token) {
+	bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if ok && equal(bearer, g.token) {
 		return true
 	}
 

@@ -63,34 +63,40 @@ type history struct {
 
 // follow compares the entries of one key in two lists. The argument l is the later entry. The
 // argument old is the earlier entry, or nil if the key was not in the earlier list. follow sets the
-// open spans of l. It adds to the history those open spans of the earlier entry that have ended.
+// open spans of l: those of old that go on, and new ones. It adds the other open spans of old to
+// the history, because they have ended. If the holder of l does not renew, its span says since
+// when.
 func (h *history) follow(old, l *lock) {
-	var before []span
-	same := false
+	var before []span // the open spans of old; in the end, only those that have ended
+	sameHold := false
 	if old != nil {
 		before = slices.Clone(old.open)
-		same = l.Held && SameHold(old.Status, l.Status)
+		sameHold = l.Held && SameHold(old.Status, l.Status)
 	}
 
-	// The spans of the earlier list end at oldTo, and a new hold begins at newFrom. The field Since
-	// says when the hold changed between the two lists, if the store records it.
+	// An old hold that has ended ends at oldTo, and a new hold begins at newFrom. If the store
+	// records no times, both are the time of the later list. Otherwise the field Since says when
+	// the new hold began, and the old one ended at that time at the latest.
 	oldTo := l.seen
 	newFrom := l.seen
 	if !l.Since.IsZero() && l.Since.Before(newFrom) {
 		newFrom = l.Since
 		if old != nil && newFrom.Before(old.seen) {
-			newFrom = old.seen // the hold goes on, or the clocks of the store and this process differ
+			// The hold is the old one, or the clocks of the store and this process differ, because
+			// the earlier list would have shown a hold that began before it.
+			newFrom = old.seen
 		}
-		if !same {
+		if !sameHold {
 			oldTo = newFrom
 		}
 	}
 
+	// The function open adds a span to l.open: the owner's open span with that state, or a new one.
 	open := func(owner, state string, from time.Time) {
 		for i, s := range before {
-			// If the same owner has a new hold, begin a new span.
+			// If the same owner has another hold than before, begin a new span. A wait goes on.
 			isSame := s.owner == owner && s.State == state
-			if isSame && (state == waits || same) {
+			if isSame && (state == waits || sameHold) {
 				l.open = append(l.open, s)
 				before = slices.Delete(before, i, i+1)
 				return
@@ -101,7 +107,7 @@ func (h *history) follow(old, l *lock) {
 	}
 
 	switch {
-	case l.share > 0:
+	case l.sharerCount > 0:
 		for _, owner := range l.Shared {
 			open(owner, shares, l.seen)
 		}
@@ -114,24 +120,7 @@ func (h *history) follow(old, l *lock) {
 	}
 
 	for _, s := range before {
-		s.To = ms(l.seen)
-		s.How = left
-		switch {
-		case s.State == waits:
-			gotKey := func(now span) bool { return now.owner == s.owner && now.State != waits }
-			if slices.ContainsFunc(l.open, gotKey) {
-				s.To = ms(oldTo)
-				s.How = got
-			}
-		default:
-			s.To = ms(oldTo)
-			s.How = how(old, oldTo)
-			if s.How == expired {
-				s.Stale = ms(old.renewalDue())
-			}
-		}
-
-		s.From = min(s.From, s.To)
+		s.end(old, l, oldTo)
 		h.add(s)
 	}
 
@@ -143,6 +132,28 @@ func (h *history) follow(old, l *lock) {
 			}
 		}
 	}
+}
+
+// end sets the end of s, an open span of old that l does not have any more. The argument oldTo is
+// the time at which the hold of old had ended.
+func (s *span) end(old, l *lock, oldTo time.Time) {
+	isHoldOfOwner := func(now span) bool { return now.owner == s.owner && now.State != waits }
+	switch {
+	case s.State != waits:
+		s.To = ms(oldTo)
+		s.How = how(old, oldTo)
+		if s.How == expired {
+			s.Stale = ms(old.renewalDue())
+		}
+	case slices.ContainsFunc(l.open, isHoldOfOwner):
+		s.To = ms(oldTo) // about when the waiter's hold began
+		s.How = got
+	default:
+		s.To = ms(l.seen)
+		s.How = left
+	}
+
+	s.From = min(s.From, s.To) // clocks that differ must not make a span that ends before it begins
 }
 
 // how returns the way in which a hold ended. The argument old is the last entry with this hold, and
@@ -158,7 +169,7 @@ func how(old *lock, at time.Time) string {
 		return released
 	}
 
-	return ended
+	return ended // after the term, but the holder may have renewed it after the last list
 }
 
 // inexact bounds how late a computed end of a term may be, because the store's answer takes time.
@@ -176,6 +187,8 @@ func (h *history) add(s span) {
 	}
 }
 
+// addGap appends a period in which there were no lists. If there are too many, it removes the
+// oldest.
 func (h *history) addGap(why string, from, to time.Time) {
 	if len(h.gaps) == maxGaps {
 		h.gaps = slices.Delete(h.gaps, 0, 1)
@@ -183,8 +196,8 @@ func (h *history) addGap(why string, from, to time.Time) {
 	h.gaps = append(h.gaps, unwatched{why, ms(from), ms(to)})
 }
 
-// lanes returns the latest spans of a key for each owner, in the order of the owners' first spans.
-// The argument l is nil if the key is free.
+// lanes returns the latest spans of a key, grouped by owner, in the order of the owners' first
+// spans. The argument l has the open spans. It is nil if the last list does not have the key.
 func (h *history) lanes(key string, l *lock) []ownerHistory {
 	var spans []span
 	for _, s := range h.spans {
@@ -200,12 +213,12 @@ func (h *history) lanes(key string, l *lock) []ownerHistory {
 	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.From, b.From) })
 
 	lanes := []ownerHistory{}
-	at := map[string]int{}
+	indexes := map[string]int{} // by owner, into lanes
 	for _, s := range spans {
-		i, ok := at[s.owner]
+		i, ok := indexes[s.owner]
 		if !ok {
 			i = len(lanes)
-			at[s.owner] = i
+			indexes[s.owner] = i
 			lanes = append(lanes, ownerHistory{Owner: shown(s.owner)})
 		}
 

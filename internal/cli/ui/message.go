@@ -63,16 +63,19 @@ func Foreign(s backend.Status) bool {
 }
 
 // SameHold reports whether two entries of a key seem to show the same hold. If the store does not
-// record when holds began, SameHold may mistake two holds of one owner for one hold. A store may
-// compute Since from the rest of the term, which it rounds to milliseconds.
+// record when holds began, SameHold may mistake two holds of one owner for one hold. The times of
+// one hold may differ a little, because a store may compute Since from the rest of the term, which
+// it rounds to milliseconds.
 func SameHold(a, b backend.Status) bool {
-	bothShared := len(a.Shared) > 0 == (len(b.Shared) > 0)
-	sameOwner := a.Held == b.Held && a.Owner == b.Owner && bothShared
-	return sameOwner && a.Fence == b.Fence && a.Since.Sub(b.Since).Abs() < 10*time.Millisecond
+	sameKind := len(a.Shared) > 0 == (len(b.Shared) > 0) // both are shared, or none is
+	sameOwner := a.Held == b.Held && a.Owner == b.Owner
+	sameGrant := a.Fence == b.Fence && a.Since.Sub(b.Since).Abs() < 10*time.Millisecond
+	return sameKind && sameOwner && sameGrant
 }
 
+// rowOf returns the row of the table about one key. If the key is free, the row has no hold.
 func rowOf(l *lock) tableRow {
-	r := tableRow{ID: ID(l.Key), Key: shown(l.Key), Held: l.Held, Waiting: l.wait}
+	r := tableRow{ID: ID(l.Key), Key: shown(l.Key), Held: l.Held, Waiting: l.waiterCount}
 	if l.Fence != 0 {
 		r.Fence = strconv.FormatUint(l.Fence, 10)
 	}
@@ -81,7 +84,7 @@ func rowOf(l *lock) tableRow {
 	}
 	r.Owner = shown(l.Owner)
 	r.Kept = l.Kept
-	r.Shared = l.share
+	r.Shared = l.sharerCount
 	if len(l.Shared) > 0 {
 		r.Owner = shown(l.Shared[0])
 	}

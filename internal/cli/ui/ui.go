@@ -119,21 +119,22 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(ln) }()
 
-	var err error
 	select {
-	case err = <-ended:
+	case err := <-ended:
+		return err
 	case <-ctx.Done():
-		within, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer stop()
-		if srv.Shutdown(within) != nil {
-			srv.Close() // a request is still being answered
-		}
 	}
 
-	return err
+	within, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer stop()
+	if srv.Shutdown(within) != nil {
+		srv.Close() // a request is still being answered
+	}
+	return nil
 }
 
-// serveLocks answers with the table when there is a list that the browser does not have.
+// serveLocks answers with the table as soon as there is a list that the browser does not have. The
+// parameter has is the number of the browser's list.
 func (s *Server) serveLocks(w http.ResponseWriter, r *http.Request) {
 	has, _ := strconv.Atoi(r.URL.Query().Get("has")) // 0 if the browser has no list
 	out := http.NewResponseController(w)
@@ -144,7 +145,7 @@ func (s *Server) serveLocks(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(s.table()) // an error means that the browser has gone
 }
 
-// serveKey answers with the detail of one key.
+// serveKey answers with the detail of one key. The parameter id is the key's ID.
 func (s *Server) serveKey(w http.ResponseWriter, r *http.Request) {
 	key, err := base64.RawURLEncoding.DecodeString(r.URL.Query().Get("id"))
 	if err != nil {

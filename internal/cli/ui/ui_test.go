@@ -303,12 +303,12 @@ func TestMemoryIsBounded(t *testing.T) {
 			entries = append(entries, e)
 		}
 		src.set(nil, entries...)
-		w.look(t.Context(), false)
+		w.listOnce(t.Context(), false)
 		bytes := 0
 		for key, l := range w.known {
 			bytes += len(key) + len(l.Owner) + len(strings.Join(l.Waiters, ""))
-			if len(l.Waiters) > maxNames || len(l.Owner) > maxName || l.wait != 0 && l.wait != len(waiters) {
-				t.Fatalf("%d waiters of %d, an owner of %d bytes", len(l.Waiters), l.wait, len(l.Owner))
+			if len(l.Waiters) > maxNames || len(l.Owner) > maxName || l.waiterCount != 0 && l.waiterCount != len(waiters) {
+				t.Fatalf("%d waiters of %d, an owner of %d bytes", len(l.Waiters), l.waiterCount, len(l.Owner))
 			}
 		}
 		if len(w.known) > maxKeys || bytes > maxBytes || w.more != len(entries)-len(w.known) {

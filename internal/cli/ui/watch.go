@@ -24,11 +24,11 @@ const restFactor = 2
 
 // watcher lists a store and compares the lists.
 type watcher struct {
-	src  Source
-	o    Options
-	came chan struct{} // closed when the first browser has come
+	src Source
+	o   Options
 
-	first sync.Once // closes came
+	browserCame  chan struct{} // closed when the first browser has come
+	firstBrowser sync.Once     // closes browserCame
 
 	// listing is a semaphore with one place. A request takes the place to list the store, or to
 	// wait until it may list. Only this request changes the fields known, history and next.
@@ -43,34 +43,42 @@ type watcher struct {
 	listed  time.Time        // when the last list that succeeded began; zero before the first
 	took    time.Duration    // the duration of that list
 	rest    time.Duration    // the time from the last list to the next
-	failed  string           // why the last list failed; empty if it succeeded
-	since   time.Time        // when the first list failed after the last success; zero if the last list succeeded
+	failure string           // why the last list failed; empty if it succeeded
+	since   time.Time        // when lists began to fail; zero if the last list succeeded
 	history history
 }
 
 // lock is a key that is held or waited for.
 type lock struct {
 	backend.Entry
-	seen  time.Time     // when the entry arrived
-	first time.Time     // when a list first showed this hold
-	most  time.Duration // the largest TTL that lists have shown for this hold
-	size  int           // the length in bytes of the strings of the entry
-	open  []span        // the spans that have not ended
-	wait  int           // how many waiters there are; Waiters has the first of them
-	share int           // how many owners of shared holds there are; Shared has the first of them
+	seen        time.Time     // when the entry arrived
+	first       time.Time     // when a list first showed this hold
+	maxTTL      time.Duration // the largest TTL that lists have shown for this hold
+	size        int           // the length in bytes of the strings of the entry
+	open        []span        // the spans that have not ended
+	waiterCount int           // how many waiters there are; Waiters has only the first maxNames
+	sharerCount int           // how many owners of shared holds there are; as with waiterCount
 }
 
 func newWatcher(src Source, o Options) *watcher {
-	return &watcher{src: src, o: o, came: make(chan struct{}), listing: make(chan struct{}, 1), known: map[string]*lock{}}
+	return &watcher{
+		src:         src,
+		o:           o,
+		browserCame: make(chan struct{}),
+		listing:     make(chan struct{}, 1),
+		known:       map[string]*lock{},
+	}
 }
 
-// If a list begins later than watcher.next + unwatchedAfter, no browser has asked meanwhile.
+// A connected browser asks for each list. So if a list begins later than watcher.next +
+// unwatchedAfter, no browser was connected meanwhile.
 const unwatchedAfter = 2 * time.Second
 
-// await waits for a list that the browser does not have. The argument has is the number of the
-// browser's list. await lists the store itself if it must, and returns early if ctx ends.
+// await waits until there is a list that the browser does not have. The argument has is the number
+// of the browser's last list. Of all browsers' requests, one lists the store, when the next list
+// may begin, and the others wait for it. await returns early if ctx ends.
 func (w *watcher) await(ctx context.Context, has int) {
-	w.first.Do(func() { close(w.came) })
+	w.firstBrowser.Do(func() { close(w.browserCame) })
 	select {
 	case w.listing <- struct{}{}:
 		defer func() { <-w.listing }()
@@ -79,11 +87,12 @@ func (w *watcher) await(ctx context.Context, has int) {
 	}
 
 	w.mu.Lock()
-	lists, next := w.lists, w.next
+	lists := w.lists
+	next := w.next
 	w.mu.Unlock()
-	idle := time.Since(next) > unwatchedAfter
-	if lists != has && !idle {
-		return // another browser's request has listed the store
+	wasUnwatched := time.Since(next) > unwatchedAfter
+	if lists != has && !wasUnwatched {
+		return // another browser's request has listed the store, and that list is not old
 	}
 
 	select {
@@ -93,7 +102,7 @@ func (w *watcher) await(ctx context.Context, has int) {
 	}
 
 	began := time.Now()
-	w.look(ctx, idle)
+	w.listOnce(ctx, wasUnwatched)
 	took := time.Since(began)
 
 	// Rest even if the browser has left, because it may come back at once.
@@ -106,15 +115,16 @@ func (w *watcher) await(ctx context.Context, has int) {
 // AwaitBrowser waits until the first browser has connected or ctx is done.
 func (w *watcher) AwaitBrowser(ctx context.Context) error {
 	select {
-	case <-w.came:
+	case <-w.browserCame:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-// look lists the store once. The argument idle says that no browser has asked for a while.
-func (w *watcher) look(ctx context.Context, idle bool) {
+// listOnce lists the store, and records the list or the failure. If ctx ends, it records nothing.
+// The argument wasUnwatched says that no browser has asked for a while.
+func (w *watcher) listOnce(ctx context.Context, wasUnwatched bool) {
 	began := time.Now()
 	next, more, err := w.list(ctx)
 	if ctx.Err() != nil {
@@ -126,19 +136,19 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	now := time.Now()
 	w.lists++
 	if err != nil {
-		if w.failed == "" {
+		if w.failure == "" {
 			w.since = now
 		}
-		w.failed = text.Plain(w.o.Redact(err.Error()))
+		w.failure = text.Plain(w.o.Redact(err.Error()))
 		return
 	}
 
 	// If the last list was long ago, holds may have begun and ended since then: record a gap.
 	switch {
-	case w.listed.IsZero():
-	case w.failed != "":
+	case w.listed.IsZero(): // this is the first list, so there is nothing before it
+	case w.failure != "":
 		w.history.addGap("outage", w.listed, now)
-	case idle:
+	case wasUnwatched:
 		w.history.addGap("unwatched", w.listed, now)
 	}
 
@@ -146,7 +156,7 @@ func (w *watcher) look(ctx context.Context, idle bool) {
 	w.listed = began
 	w.took = now.Sub(began)
 	w.more = more
-	w.failed = ""
+	w.failure = ""
 	w.since = time.Time{}
 }
 
@@ -173,10 +183,10 @@ func (w *watcher) list(ctx context.Context) (next map[string]*lock, more int, er
 // newLock returns the lock of an entry that has just arrived. It cuts long names. It drops waiters
 // and owners beyond maxNames.
 func newLock(e backend.Entry) *lock {
-	l := &lock{Entry: e, seen: time.Now(), wait: len(e.Waiters), share: len(e.Shared)}
+	l := &lock{Entry: e, seen: time.Now(), waiterCount: len(e.Waiters), sharerCount: len(e.Shared)}
 	cut := func(names []string) (short []string) {
 		for _, s := range names[:min(len(names), maxNames)] {
-			s = strings.Clone(s[:min(len(s), maxName)]) // frees the whole string
+			s = strings.Clone(s[:min(len(s), maxName)]) // a slice would keep the whole string in memory
 			l.size += len(s)
 			short = append(short, s)
 		}
@@ -200,33 +210,34 @@ func (l *lock) until() time.Time {
 	return l.seen.Add(l.TTL)
 }
 
-// renewalDue returns the time at which the holder should have renewed. A holder renews after a third
-// of its term, and the largest TTL that was seen is about that term.
-func (l *lock) renewalDue() time.Time { return l.until().Add(-l.most * 2 / 3) }
+// renewalDue returns the time at which the next renewal of the hold is due. A holder renews after a
+// third of its term, when two thirds are left. The largest TTL that was seen is about that term.
+func (l *lock) renewalDue() time.Time { return l.until().Add(-l.maxTTL * 2 / 3) }
 
-// unrenewed reports whether the holder seems to have stopped renewing. hasp renews after a third of
-// a term, so less than half of the term means that a renewal is overdue. After an unlock, no hold is
-// renewed that a min hold keeps.
+// unrenewed reports whether the holder seems to have stopped renewing. hasp renews when two thirds
+// of the term are left, so if less than half is left, a renewal is overdue. A hold without an end
+// needs no renewal, and neither does one that only a min hold keeps after the unlock.
 func (l *lock) unrenewed() bool {
-	isRenewed := l.Held && !l.Kept
-	return isRenewed && l.TTL >= 0 && l.TTL < l.most/2
+	needsRenewal := l.Held && !l.Kept
+	return needsRenewal && l.TTL >= 0 && l.TTL < l.maxTTL/2
 }
 
-// compare sets w.known to the argument next, and records what has changed. The caller holds w.mu.
+// compare sets w.known to next, the locks of a new list, and records in the history what has
+// changed. A hold that goes on keeps the values of first and maxTTL. The caller holds w.mu.
 func (w *watcher) compare(next map[string]*lock, now time.Time) {
 	for key, l := range next {
 		l.first = l.seen
-		l.most = l.TTL
+		l.maxTTL = l.TTL
 		old := w.known[key]
 		if old != nil && SameHold(old.Status, l.Status) {
 			l.first = old.first
-			l.most = max(old.most, l.TTL)
+			l.maxTTL = max(old.maxTTL, l.TTL)
 		}
 		w.history.follow(old, l)
 	}
 
 	for key, old := range w.known {
-		if next[key] == nil {
+		if next[key] == nil { // the key is free now, and no caller waits for it
 			w.history.follow(old, &lock{Entry: backend.Entry{Key: key}, seen: now})
 		}
 	}
@@ -234,15 +245,21 @@ func (w *watcher) compare(next map[string]*lock, now time.Time) {
 	w.known = next
 }
 
+// The method detail returns all that the page can show about one key.
 func (w *watcher) detail(key string) detail {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	d := detail{Key: shown(key), Now: ms(now), Listed: ms(w.listed), Waiters: []string{}, Shared: []string{}}
+	d := detail{
+		Key:     shown(key),
+		Now:     ms(now),
+		Listed:  ms(w.listed),
+		Waiters: []string{}, // and not nil, which would be null in JSON
+		Shared:  []string{},
+	}
 	l := w.known[key]
 	if l != nil {
-		row := rowOf(l)
-		d.Row = &row
+		d.Row = new(rowOf(l))
 		for _, s := range l.Waiters {
 			d.Waiters = append(d.Waiters, shown(s))
 		}
@@ -253,12 +270,13 @@ func (w *watcher) detail(key string) detail {
 
 	d.Lanes = w.history.lanes(key, l)
 	d.Gaps = append([]unwatched{}, w.history.gaps...)
-	if w.failed != "" && !w.listed.IsZero() {
+	if w.failure != "" && !w.listed.IsZero() { // the outage goes on, and listOnce records it at its end
 		d.Gaps = append(d.Gaps, unwatched{"outage", ms(w.listed), 0})
 	}
 	return d
 }
 
+// The method table returns the rows of the last list, in no particular order.
 func (w *watcher) table() table {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -273,7 +291,7 @@ func (w *watcher) table() table {
 			Rest:   w.rest.Milliseconds(),
 			Keys:   len(w.known),
 			More:   w.more,
-			Error:  w.failed,
+			Error:  w.failure,
 			Since:  ms(w.since),
 		},
 	}
