@@ -37,8 +37,8 @@ const maxHops = 8
 // maxStale is how many connections of a passed client Send replaces for one command at most.
 const maxStale = 64
 
-// NewDriver returns the driver that newDriver makes of a Store over rdb. This is the client that the
-// caller of hasp passed. Errors name the strategy.
+// NewDriver returns the driver that newDriver makes of a Store over rdb, which the caller of hasp
+// passed. Errors name the strategy.
 func NewDriver[D backend.Driver, O any](strategy string, rdb redis.UniversalClient, o *O,
 	newDriver func(*Store, *O) (D, error)) (backend.Driver, error) {
 	if err := CheckClient(rdb); err != nil {

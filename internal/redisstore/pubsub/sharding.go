@@ -26,7 +26,8 @@ func (h *sharding) server(ctx context.Context, slotKey string) (redis.UniversalC
 	}
 
 	// The command lacks its arguments, so it has no effect, and even a server that loads its data
-	// answers it. If there is no reply, h.known stays nil, and the next call asks again.
+	// answers it by an error. A server without sharded channels does not know the command. If there
+	// is no reply, h.known stays nil, and the next call asks again.
 	err = server.Do(ctx, "spublish").Err()
 	if err != nil && !resp.IsReply(err) {
 		return server, err
