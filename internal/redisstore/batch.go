@@ -21,7 +21,7 @@ type batch struct {
 	answers chan answer // has room for one answer to each call
 }
 
-// run starts a pipeline for each process.
+// run groups the calls by server, and starts the calls of each group. Each call gets one answer.
 func (b batch) run(ctx context.Context) {
 	groups := map[*server][]int{}
 	for i, c := range b.calls {

@@ -62,7 +62,8 @@ const (
 	suspectAfter = 500 * time.Millisecond
 )
 
-// do sends commands, each once, in one pipeline, and stores their replies.
+// do sends commands, each once, in one pipeline, and stores their replies in the slice replies. If
+// ctx ends first, do returns soon, and each reply is an error.
 func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) {
 	p, ok := g.calls.Get().(*call)
 	if !ok {
@@ -128,6 +129,7 @@ func (g *gather) put(p *call) *flight {
 		by = earlier(by, p.until)
 	}
 
+	// If no flight is in progress, start one at once, if possible on the caller's goroutine.
 	if len(g.flights) == 0 {
 		g.tickLocked(now, by)
 		if f := g.forCallerLocked(p, now); f != nil {
@@ -138,6 +140,8 @@ func (g *gather) put(p *call) *flight {
 		return nil
 	}
 
+	// Otherwise the flights in progress send p after their present pipelines. If these take long,
+	// the method tick starts another flight.
 	g.waiting = append(g.waiting, p)
 	if len(g.waiting) == 1 { // only the first call that waits sets the time of another flight
 		by = earlier(by, now.Add(g.pauseLocked()))
@@ -260,6 +264,8 @@ func (g *gather) run(f *flight) {
 func (g *gather) load(f *flight) (batch []*call) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
+	// The batch takes the array of g.waiting, which gets the spare one.
 	batch = slices.DeleteFunc(g.waiting, func(p *call) bool { return p.met.Load() })
 	g.waiting = f.spare
 	f.spare = nil
@@ -383,10 +389,10 @@ func (g *gather) takesBackLocked(f *flight, r result) bool {
 }
 
 // doubtLocked returns a time. A connection that was last used before this time is in doubt: it may
-// be dead. The time is when the last pipeline was sent that failed after a long time without a
-// reply, or that is in progress and late. The reason may be a firewall that has forgotten all
-// connections without an error. Then each idle connection would cost a whole call, and a call that
-// fails may cost a lease.
+// be dead. Some pipelines failed after a long time without a reply, or are in progress and late.
+// The result is the time at which the last of these was sent. The reason may be a firewall that has
+// forgotten all connections without an error. Then each idle connection would cost a whole call,
+// and a call that fails may cost a lease.
 func (g *gather) doubtLocked() time.Time {
 	doubt := g.doubt
 	now := time.Now()
@@ -428,7 +434,8 @@ func (g *gather) pauseLocked() time.Duration {
 		return tickEvery
 	}
 
-	// The pause is 1, 4, 16, 64, 256 ms for 1, 2, 3, 4, 5 flights. It began with the last pipeline.
+	// The pause is 1, 4, 16 and 64 ms for one to four flights, and 256 ms for more. It began with
+	// the last pipeline.
 	return max(min(firstPause<<(2*(n-1)), lastPause)-time.Since(g.last), 0)
 }
 
@@ -438,7 +445,7 @@ func (g *gather) startLocked() {
 	if n := len(g.idle); n > 0 {
 		i := g.goodLocked()
 		if i < 0 {
-			i = n - 1
+			i = n - 1 // the one that was used last
 		}
 		f = g.idle[i]
 		g.idle = slices.Delete(g.idle, i, i+1)
@@ -458,7 +465,7 @@ func (g *gather) startLocked() {
 	g.waiting = nil
 }
 
-// endLocked ends a flight.
+// endLocked ends a flight, and keeps it for reuse.
 func (g *gather) endLocked(f *flight) {
 	g.flights = slices.DeleteFunc(g.flights, func(other *flight) bool { return other == f })
 	g.idle = append(g.idle, f)

@@ -163,8 +163,10 @@ func (sc *scan) run(ctx context.Context, l Listing, yield func([]Candidate, erro
 	}
 
 	sc.master = sc.s.master()
-	for _, sc.at = range all {
-		for _, sc.records = range []Listing{l, sharedRecords} {
+	for _, at := range all {
+		sc.at = at
+		for _, records := range []Listing{l, sharedRecords} {
+			sc.records = records
 			if !sc.pass(ctx, yield) {
 				return
 			}
@@ -174,7 +176,8 @@ func (sc *scan) run(ctx context.Context, l Listing, yield func([]Candidate, erro
 
 // pass yields the pages of one server and one type. It returns false if the scan must end.
 func (sc *scan) pass(ctx context.Context, yield func([]Candidate, error) bool) bool {
-	for sc.cursor = "0"; ; {
+	sc.cursor = "0"
+	for {
 		page, err := sc.page(ctx)
 		if err != nil {
 			yield(nil, cmp.Or(ctx.Err(), err))

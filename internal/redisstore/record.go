@@ -63,7 +63,7 @@ func Decode(reply any) (Found, bool) {
 	record, ok2 := parts[1].(string)
 	fence, ok3 := parts[2].(string)
 	f := Found{Record: record, pttl: pttl, fence: fence}
-	ok := ok1 && ok2 && ok3 && pttl >= -2
+	ok := ok1 && ok2 && ok3 && pttl >= -2 // no PTTL is below -2
 	for _, part := range parts[3:] {
 		member, isText := part.(string)
 		f.Members = append(f.Members, member)

@@ -133,7 +133,8 @@ type search struct {
 }
 
 // find returns the master. Concurrent callers share a search. While the master or the sentinels
-// cannot be reached, its result is used for some time, because many callers may repeat their calls.
+// cannot be reached, find may return the result of the last search, because many callers may repeat
+// their calls.
 func (t *sentinels) find(ctx context.Context) (addr string, era context.Context, err error) {
 	s := t.start(0)
 	select {
@@ -167,7 +168,8 @@ func (t *sentinels) start(atLeast time.Duration) *search {
 	return s
 }
 
-// reachedLocked records whether the master and a sentinel can be reached.
+// reachedLocked sets how long the result of a search is used: not at all if the master and a
+// sentinel can be reached, and otherwise for the duration pause.
 func (t *sentinels) reachedLocked(ok bool) {
 	t.wait = pause
 	if ok {

@@ -222,7 +222,7 @@ func (s *Store) Send(ctx context.Context, key string, confirm bool, args ...stri
 	// Follow redirections here only for a pipeline with WAIT, because it goes to the client of one
 	// server. For all other commands, the client of the cluster follows them.
 	canFollow := s.isCluster && confirm && s.replicas > 0
-	asking := false
+	asking := false // ASKING must precede the command
 	for hops := 0; ; hops++ {
 		r := at.send(ctx, asking, confirm, args)
 		if r.Err == nil {
@@ -277,7 +277,7 @@ func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
 	case err == nil && !ran:
 		s.ran.Store(sc, nil)
 	case ran && redis.HasErrorPrefix(err, unknownScript):
-		// The server was restarted, or another one has replaced it.
+		// The server no longer knows the script, because it was restarted or replaced.
 		return s.Send(ctx, c.Keys[0], sc.confirm, sc.appendArgs(room[:0], c, true)...)
 	}
 
@@ -517,8 +517,9 @@ func (s *Store) Owned(reply any, err error) error {
 	return s.Unexpected(reply)
 }
 
-// List yields the keys that have records. It reads the records by the script sc. The keys of sc are
-// the lock and the fence counter, and [Found] describes its reply.
+// List yields the keys that begin with prefix and have records, which l finds. It reads the records
+// by the script sc. The keys of sc are the lock and the fence counter, and [Found] describes its
+// reply. The argument timeout limits each call to a server.
 func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing,
 	sc *Script) iter.Seq2[backend.Entry, error] {
 	return s.ListBy(ctx, prefix, timeout, Reading{

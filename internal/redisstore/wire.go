@@ -54,7 +54,7 @@ func (w *wire) begin(now, until time.Time) (use int) {
 func (w *wire) interrupt(use int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.uses != use {
+	if w.uses != use { // a later use has begun
 		return
 	}
 	w.over = true
@@ -92,11 +92,12 @@ func (w *wire) isGood(since time.Time) bool {
 	return w.conn != nil && w.conn.ready && !w.used.Before(since)
 }
 
-// setUp returns how long it took to make the connection, or 100 ms if it took longer.
+// setUp returns how long it took to make the connection, or 100 ms if it took longer. An attempt to
+// renew a lease may be as short as that, and must find out that a connection is dead.
 func (w *wire) setUp() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return min(w.took, 100*time.Millisecond) // a try to renew a lease may be that short
+	return min(w.took, 100*time.Millisecond)
 }
 
 // renew closes the connection if the wire was last used before the given time.
@@ -110,7 +111,8 @@ func (w *wire) renew(before time.Time) {
 	}
 }
 
-// newWire returns a wire whose connections o makes.
+// newWire returns a wire whose client has the options o, but only one connection. The wire's dial
+// and complete call o.Dialer and o.OnConnect.
 func newWire(o redis.Options, asksRun bool) *wire {
 	w := &wire{connect: o.Dialer, check: o.OnConnect, asksRun: asksRun}
 	o.PoolSize = 1
@@ -151,7 +153,8 @@ func (w *wire) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	return w.conn, nil
 }
 
-// complete ends the set-up of a new connection. Commands may be sent after it.
+// complete ends the set-up of a new connection: it checks the server, and asks for its run ID if
+// asksRun. If it returns no error, the connection is ready for commands.
 func (w *wire) complete(ctx context.Context, conn *redis.Conn) error {
 	if w.check != nil {
 		if err := w.check(ctx, conn); err != nil {

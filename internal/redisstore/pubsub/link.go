@@ -114,6 +114,7 @@ func (k *link) write() {
 		}
 
 		for _, cmd := range k.take(ticked) {
+			// For channels in slots, the commands are SSUBSCRIBE and SUNSUBSCRIBE.
 			name := cmd.name
 			if name != "ping" && k.b.isSharded() {
 				name = "s" + name
