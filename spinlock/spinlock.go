@@ -275,7 +275,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim,
 
 // Release removes the record of c.Token. With c.KeepUntil it replaces the token in the record, and
 // the record then expires at that time. From a shared record it removes the member of c.Token. If
-// there is a registry, the script publishes that the key is free.
+// there is a registry, and the key is free now, the script publishes this.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	key := redisstore.LockKey(c.Key)
 	if c.Shared {

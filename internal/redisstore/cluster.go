@@ -88,6 +88,7 @@ func (n *nodes) check(ctx context.Context, conn *redis.Conn) error {
 		return err
 	}
 
+	// The ID is not known, or the server refused to report it. So the map of slots decides.
 	//lint:ignore SA1019 Redis 6.2 has no CLUSTER SHARDS
 	slots, err := conn.ClusterSlots(ctx).Result()
 	if err == nil && !n.adopt(slots) {
@@ -159,8 +160,9 @@ func (n *nodes) ask(ctx context.Context, node *redis.Client) ([]redis.ClusterSlo
 // replaces a loopback address, unless origin is one, because that address would lead to this
 // machine. The port of origin replaces the port 0.
 func redirected(addr, origin string) string {
+	// Do not use net.SplitHostPort, because an IPv6 address may have no brackets.
 	i := strings.LastIndexByte(addr, ':')
-	if i < 0 {
+	if i < 0 { // there is no port
 		return addr
 	}
 	host := strings.Trim(addr[:i], "[]")

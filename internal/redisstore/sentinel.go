@@ -82,7 +82,7 @@ func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
 	defer cancel()
 	defer context.AfterFunc(era, cancel)() // the end of the era ends the dial, until dial returns
 	conn, err := t.d.connect(ctx, addr)
-	if context.Cause(era) == errReplaced {
+	if context.Cause(era) == errReplaced { // the connection would lead to the old master
 		if err == nil {
 			conn.Close()
 		}
@@ -97,7 +97,7 @@ func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
 
 	t.mu.Unlock()
 	if err != nil {
-		// If the dial has timed out, this is the timeout.
+		// diagnose shows the duration only if the dial has timed out. Then it lasted that long.
 		return nil, located{fmt.Errorf("master %s: %w", addr,
 			diagnose(err, hints{}, time.Duration(t.d.timeout.Load())))}
 	}
@@ -109,7 +109,7 @@ func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
 // role is not known.
 func isMaster(ctx context.Context, conn *redis.Conn) error {
 	role, err := conn.Do(ctx, "role").Slice()
-	if err == nil && slices.Index(role, any("master")) != 0 {
+	if err == nil && slices.Index(role, any("master")) != 0 { // the first element is the role
 		err = errNotMaster
 	}
 	return err
@@ -242,9 +242,10 @@ func (t *sentinels) adopt(c claimed, allAnswered bool) (addr string, era context
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
-	// An epoch below the known one means that the sentinel has missed a failover, if some sentinels
-	// have not answered. Then ignore the answer. But if all have answered, none knows the failover,
-	// because the sentinels were set up anew. Then the answer counts.
+	// A sentinel that reports an epoch below the known one has missed a failover. Ignore its answer
+	// if some sentinels have not answered, because one of them may know the new master. If all have
+	// answered, none knows that failover, for example because they were set up anew. Then the
+	// answer counts.
 	if !allAnswered && c.epoch < t.epoch {
 		return t.addr, t.era
 	}
