@@ -6,16 +6,19 @@
 -- Returns what redisstore.Store.Granted decodes.
 local intent = ARGV[4] and KEYS[#KEYS]
 local left = redis.call('PTTL', KEYS[1])
-if left ~= -2 then
+if left ~= -2 then -- the key is held
 	local fields = redis.pcall('HLEN', KEYS[1])
 	if type(fields) == 'number' then
 		local field = fields == 1 and redis.call('HKEYS', KEYS[1])[1] or ''
 		return {0, left, string.sub(field, 1, 1024)}
 	end
+	-- The value is no hash, so it may be a shared record.
 	-- include look
 	local member = look(KEYS[1], 1)[1]
 	-- If SET fails, the caller is refused all the same, but readers may come before it.
-	if member and intent and ARGV[5] ~= '0' then redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5]) end
+	if member and intent and ARGV[5] ~= '0' then
+		redis.pcall('SET', intent, ARGV[4], 'PX', ARGV[5])
+	end
 	return {0, left, '', member}
 end
 local fence, refused

@@ -147,8 +147,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if o.FenceTTL, err = redisstore.FenceTTL(c.Params); err != nil {
 		return nil, err
 	}
+	// Check the options before OpenOne calls the servers.
 	if _, err := newDriver(nil, &o); err != nil {
-		return nil, err // before OpenOne calls the servers
+		return nil, err
 	}
 
 	s, err := redisstore.OpenOne(ctx, "pubsublock", c.Nodes, c.Params)
@@ -158,6 +159,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return newDriver(s, &o)
 }
 
+// newDriver returns a driver that uses s. If an option is out of range, it returns an error.
 func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	o = cmp.Or(o, &Options{})
 
@@ -204,35 +206,37 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
 
-	_, noted := d.intents.get(c.Key, intendsFor)
-	g, err := d.ask(ctx, c, noted)
+	_, withIntent := d.intents.get(c.Key, intendsFor)
+	g, err := d.ask(ctx, c, withIntent)
 	var held *backend.HeldError
 	if errors.As(err, &held) && held.Shared && c.WillRetry {
 		// Record the key before the intent is sent, so that a release removes the intent even if
 		// the reply is lost.
 		d.intents.note(c.Key, struct{}{})
-		if !noted {
-			noted = true
+		if !withIntent {
+			withIntent = true
 			g, err = d.ask(ctx, c, true) // after a definite refusal, the token may be sent again
 		}
 	}
 
-	if noted && redis.HasErrorPrefix(err, "NOPERM") {
+	if withIntent && redis.HasErrorPrefix(err, "NOPERM") {
 		// Try again without an intent, which this user may not store. Readers may then come first.
 		d.intents.forget(c.Key)
-		noted = false
+		withIntent = false
 		g, err = d.ask(ctx, c, false)
 	}
 
-	if err == nil && noted {
-		d.intents.forget(c.Key) // the script has removed it
+	if err == nil && withIntent {
+		d.intents.forget(c.Key) // the script took the key and removed the intent
 	}
 	return g, err
 }
 
-// ask makes one attempt of a claim that is not shared. If refused is true, readers have refused
-// this driver at the key before, and the script also receives the intent's key.
-func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backend.Grant, error) {
+// ask makes one attempt of a claim that is not shared. If withIntent is true, readers have refused
+// this driver at the key before, and the script also receives the intent's key. If readers hold the
+// key, the script then stores the intent for a claim that will retry. If the script takes the key,
+// it removes the intent.
+func (d *driver) ask(ctx context.Context, c backend.Claim, withIntent bool) (backend.Grant, error) {
 	call := redisstore.Call{
 		Keys: []string{redisstore.LockKey(c.Key)},
 		Args: []string{c.Token + redisstore.Mark + c.Owner, redisstore.Millis(c.TTL), ""},
@@ -243,9 +247,9 @@ func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backen
 		call.Args[2] = d.fenceTTL
 	}
 
-	if refused {
+	if withIntent {
 		call.Keys = append(call.Keys, redisstore.IntentKey(c.Key))
-		term := "0"
+		term := "0" // store no intent, and only remove one
 		if c.WillRetry {
 			term = redisstore.Millis(intentTTL)
 		}
@@ -258,7 +262,8 @@ func (d *driver) ask(ctx context.Context, c backend.Claim, refused bool) (backen
 	}
 	g, err := d.store.Granted(reply, c)
 	if found, ok := redisstore.Refusal(reply); ok && found.Record != "" {
-		// The record is a hash as Redisson's, whose release wakes the waiters.
+		// The value is a hash with one field, as Redisson stores it, so the release wakes the
+		// waiters. Then err is a HeldError, which must not say that the holder is foreign.
 		err.(*backend.HeldError).Foreign = false
 	}
 	return g, err
@@ -281,8 +286,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 	rest := redisstore.Rest(c.KeepUntil)
 	keys := []string{redisstore.LockKey(c.Key)}
-	if _, intends := d.intents.get(c.Key, intendsFor); intends {
-		keys = append(keys, redisstore.IntentKey(c.Key))
+	if _, ok := d.intents.get(c.Key, intendsFor); ok {
+		keys = append(keys, redisstore.IntentKey(c.Key)) // the script removes an intent of c.Token
 	}
 	reply, err := d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: keys,
@@ -291,8 +296,9 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 
 	// Return no error if the message has reached no waiter, because waiters retry within a second.
 	if owned, ok := reply.(int64); ok && owned > 0 {
-		switch reached := int(owned - 2); { // below 0 if no message was sent
-		case reached > maxAlone && rest == "":
+		reached := int(owned - 2) // how many connections; below 0 if no message was sent
+		switch {
+		case reached > maxAlone && rest == "": // others wait for the key, and it is free now
 			d.crowds.note(c.Key, reached)
 		case reached == 0 && c.Unheard != nil:
 			c.Unheard.Store(true)
@@ -309,9 +315,10 @@ func (d *driver) Listen(ctx context.Context,
 	c backend.Claim) (wake <-chan struct{}, stop func(), err error) {
 	l := &listening{wake: make(chan struct{}, 1), woken: time.Now()}
 
-	// readers share the key and take no turns
+	// After a release by this driver, let the other Clients take the key first. Readers share the
+	// key and take no turns.
 	if clients, ok := d.crowds.get(c.Key, crowdFor); ok && !c.Shared {
-		l.ahead = clients - 1
+		l.ahead = clients - 1  // without this driver's own connection
 		d.crowds.forget(c.Key) // the count delays only one caller
 	}
 
@@ -345,7 +352,7 @@ func (d *driver) List(ctx context.Context, prefix string,
 	return d.store.List(ctx, prefix, timeout, records, inspectScript)
 }
 
-// Break removes whatever is stored under key, and wakes the waiters.
+// Break removes whatever is stored under key. If there was something, it wakes the waiters.
 func (d *driver) Break(ctx context.Context, key string) error {
 	lock := redisstore.LockKey(key)
 	removed, err := d.store.Do(ctx, "unlink", lock) // a value of any type

@@ -7,26 +7,30 @@
 -- Otherwise it returns 1 if the server has refused to publish, or else two more than the number of
 -- connections that the message has reached.
 local keep = ARGV[3] ~= ''
-local gone = keep and 0 or redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
-local held = gone == 1
+-- Usually the field is the token and this owner. Redis removes a hash without fields.
+local count = keep and 0 or redis.pcall('HDEL', KEYS[1], ARGV[1] .. ARGV[2])
+local held = count == 1 -- whether the token held the key
 if not held then
-	-- The token alone decides. The record may name another owner.
-	if gone == 0 then gone = redis.pcall('HLEN', KEYS[1]) end
-	local field = gone == 1 and redis.call('HKEYS', KEYS[1])[1]
+	-- The token alone decides. The record may name another owner. From here, count is the number of
+	-- fields, or the error of HDEL or HLEN.
+	if count == 0 then count = redis.pcall('HLEN', KEYS[1]) end
+	local field = count == 1 and redis.call('HKEYS', KEYS[1])[1]
 	held = field and string.sub(field, 1, #ARGV[1]) == ARGV[1]
 	local intent = not held and KEYS[2] and redis.pcall('GETRANGE', KEYS[2], 0, -1)
-	if type(gone) ~= 'number' and not string.find(gone.err, 'WRONGTYPE', 1, true) then
-		return gone
+	if type(count) ~= 'number' and not string.find(count.err, 'WRONGTYPE', 1, true) then
+		return count
 	elseif held and keep then
-		-- No claim has the new token, so no late command changes this record. PEXPIRE comes first,
-		-- because a Redis that is out of memory refuses HSET unless the script has written before.
+		-- Change the token to one that no claim has, so that no late command changes this record.
+		-- PEXPIRE comes first, because a Redis that is out of memory refuses HSET unless the script
+		-- has written before.
 		redis.call('PEXPIRE', KEYS[1], ARGV[3])
 		redis.call('HSET', KEYS[1], 'kept-' .. field, 1)
 		redis.call('HDEL', KEYS[1], field)
 	elseif held then
 		redis.call('DEL', KEYS[1])
 	elseif type(intent) == 'string' and intent .. '#' == ARGV[1] then
-		-- The caller does not wait any more, so readers need not wait for it.
+		-- The intent is the caller's, who does not wait any more. The message below lets the
+		-- readers try at once.
 		redis.call('UNLINK', KEYS[2])
 	else
 		return 0

@@ -37,17 +37,19 @@ type listening struct {
 }
 
 // The method published runs for each message, and when messages may have been missed. It ignores
-// its arguments, because the key may be free in both cases.
+// its arguments, because the key may be free in both cases. It signals wake, now or after a delay.
 func (l *listening) published(string, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch d := l.delay(time.Now()); {
+	d := l.delay(time.Now())
+	switch {
 	case d < minDelay:
 		l.signal()
 	case l.timer == nil:
 		l.timer = time.AfterFunc(d, l.signal)
 	default:
-		l.timer.Reset(d) // a Client with an earlier turn held the key meanwhile
+		// This message came after another Client's turn, so count the delay from now on.
+		l.timer.Reset(d)
 	}
 }
 
@@ -66,7 +68,7 @@ func (l *listening) signal() {
 func (l *listening) delay(now time.Time) time.Duration {
 	since := now.Sub(l.woken) // how long the turn of another Client took
 	l.woken = now
-	l.ahead = max(l.ahead-1, 0)
+	l.ahead = max(l.ahead-1, 0) // each message means that one more turn is over
 	return min(time.Duration(l.ahead)*min(since/8, oneDelay), since/2, maxDelay)
 }
 
@@ -89,19 +91,20 @@ func (m *memory[T]) note(key string, what T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 
-	// Forget all keys, because those in use are soon noted again.
+	// If there are too many keys, forget all, because those in use are soon noted again.
 	if m.noted == nil || len(m.noted) >= maxNoted {
 		m.noted = map[string]note[T]{}
 	}
 	m.noted[key] = note[T]{what, time.Now()}
 }
 
-// get returns the note about key. The result ok is false if the note is older than the given time.
-func (m *memory[T]) get(key string, within time.Duration) (what T, ok bool) {
+// get returns the note about key. The result ok is false if there is no note, or if the note is
+// older than maxAge.
+func (m *memory[T]) get(key string, maxAge time.Duration) (what T, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n, ok := m.noted[key]
-	return n.what, ok && time.Since(n.at) < within
+	return n.what, ok && time.Since(n.at) < maxAge
 }
 
 func (m *memory[T]) forget(key string) {

@@ -5,9 +5,10 @@
 -- Returns what redisstore.Store.Granted decodes.
 local intent = ARGV[4] and KEYS[#KEYS]
 local left = redis.call('PTTL', KEYS[1])
-if left ~= -2 then
+if left ~= -2 then -- the key is held
 	local record = redis.pcall('GETRANGE', KEYS[1], '0', '1023')
 	if type(record) == 'string' then return {0, left, record} end
+	-- The value is no string, so it may be a shared record.
 	-- include look
 	local member = look(KEYS[1], 1)[1]
 	-- If SET fails, the caller is refused all the same, but readers may come before it.

@@ -6,12 +6,13 @@
 local record = redis.pcall('GETRANGE', KEYS[1], '0', '1023')
 if type(record) ~= 'string' then
 	if not string.find(record.err, 'WRONGTYPE', 1, true) then return record end
-	return 0
+	return 0 -- the value is no string, so the token does not hold the key
 end
 if string.sub(record, 1, #ARGV[1]) ~= ARGV[1] then return 0 end
 if ARGV[3] ~= '' then
-	-- No claim has the new token, so no late command changes this record. PEXPIRE comes first,
-	-- because a Redis that is out of memory refuses SET unless the script has written before.
+	-- Change the token to one that no claim has, so that no late command changes this record.
+	-- PEXPIRE comes first, because a Redis that is out of memory refuses SET unless the script has
+	-- written before.
 	record = redis.call('GETRANGE', KEYS[1], '0', '-1')
 	redis.call('PEXPIRE', KEYS[1], ARGV[3])
 	redis.call('SET', KEYS[1], 'kept-' .. record, 'PX', ARGV[3])

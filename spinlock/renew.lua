@@ -8,7 +8,7 @@ end
 local record = redis.pcall('GETRANGE', KEYS[1], '0', '1023')
 if type(record) ~= 'string' then
 	if not string.find(record.err, 'WRONGTYPE', 1, true) then return record end
-	return 0
+	return 0 -- the value is no string, so the token does not hold the key
 end
 if string.sub(record, 1, #ARGV[1]) ~= ARGV[1] then return 0 end
 local left = redis.call('PTTL', KEYS[1])

@@ -147,6 +147,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return newDriver(s, &o)
 }
 
+// newDriver returns a driver that uses s. If an option is out of range, it returns an error.
 func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	o = cmp.Or(o, &Options{})
 	ttl, err := redisstore.CheckFenceTTL(o.FenceTTL)
@@ -200,8 +201,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return d.store.AcquireShared(ctx, c, d.fenceTTL)
 	}
 	key := redisstore.LockKey(c.Key)
-	waited := strconv.FormatInt(c.Waited.Microseconds(), 10)
-	record := c.Token + mark + waited + redisstore.Mark + c.Owner
+	microseconds := strconv.FormatInt(c.Waited.Microseconds(), 10)
+	record := c.Token + mark + microseconds + redisstore.Mark + c.Owner
 	if c.Fenced || c.Contended {
 		return d.take(ctx, c, key, record)
 	}
@@ -219,8 +220,8 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 		return backend.Grant{}, d.store.Unexpected(reply) // the outcome is unknown
 	}
 
-	// The key is held. The script reports the holder, or takes the key if it is free by now. The
-	// token may be sent again, because the refusal was definite.
+	// SET replies nil if the key is held. The script reports the holder, or takes the key if it is
+	// free by now. The token may be sent again, because the refusal was definite.
 	return d.take(ctx, c, key, record)
 }
 
@@ -238,7 +239,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim,
 		call.Args[2] = d.fenceTTL
 	}
 
-	plain := call
+	withoutIntent := call
 	if c.WillRetry {
 		// Let the intent last until the next attempt repeats it, even if the server is far away.
 		term := redisstore.IntentTTL + min(2*time.Duration(d.trip.Load()), c.Timeout)
@@ -252,7 +253,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim,
 	if c.WillRetry && isRefused {
 		// Try without an intent, because this user may not store intents, or the slot of the keys
 		// is being moved. Readers may then come first. The refused script has written nothing.
-		reply, err = d.store.Run(ctx, acquireScript, plain)
+		reply, err = d.store.Run(ctx, acquireScript, withoutIntent)
 	}
 
 	if err != nil {
@@ -260,7 +261,7 @@ func (d *driver) take(ctx context.Context, c backend.Claim,
 	}
 	d.trip.Store(int64(time.Since(began)))
 	g, err := d.store.Granted(reply, c)
-	if found, ok := redisstore.Refusal(reply); ok {
+	if found, ok := redisstore.Refusal(reply); ok { // then err is a HeldError
 		err.(*backend.HeldError).Waited = waited(found.Record)
 	}
 	return g, err
@@ -273,7 +274,8 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim,
 }
 
 // Release removes the record of c.Token. With c.KeepUntil it replaces the token in the record, and
-// the record then expires at that time. From a shared record it removes the member of c.Token.
+// the record then expires at that time. From a shared record it removes the member of c.Token. If
+// there is a registry, and the key is free now, the script publishes this.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	key := redisstore.LockKey(c.Key)
 	if c.Shared {
@@ -284,13 +286,10 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	}
 
 	channel := ""
-	rest := ""
 	if d.registry != "" {
 		channel = d.channel(key)
 	}
-	if !c.KeepUntil.IsZero() {
-		rest = redisstore.Rest(c.KeepUntil)
-	}
+	rest := redisstore.Rest(c.KeepUntil)
 	return d.store.Owned(d.store.Run(ctx, releaseScript, redisstore.Call{
 		Keys: []string{key},
 		Args: []string{c.Token + mark, channel, rest},
@@ -312,7 +311,8 @@ func (d *driver) List(ctx context.Context, prefix string,
 	return d.store.List(ctx, prefix, timeout, redisstore.ByToken, inspectScript)
 }
 
-// Break removes whatever is stored under key.
+// Break removes whatever is stored under key. If there is a registry, Break publishes that the key
+// is free.
 func (d *driver) Break(ctx context.Context, key string) error {
 	key = redisstore.LockKey(key)
 	removed, err := d.store.Do(ctx, "unlink", key) // a value of any type

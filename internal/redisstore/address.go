@@ -69,7 +69,8 @@ const forms = "redis://user:password@host:port/db, " +
 	"the same with rediss for TLS, or unix:///path/to/socket"
 
 // split cuts a URL into its scheme, the user with the password, the hosts, and the path with its
-// leading slash. ok reports whether the scheme is known.
+// leading slash. The result a has only the fields that the scheme sets. ok reports whether the
+// scheme is known.
 func split(node string) (a address, user, hosts, path string, ok bool) {
 	scheme, rest, found := strings.Cut(node, "://")
 	a, ok = schemes[scheme]
@@ -81,7 +82,7 @@ func split(node string) (a address, user, hosts, path string, ok bool) {
 	if a.kind == aSocket {
 		at = strings.Index(rest, "@/")
 		if strings.HasPrefix(rest, "/") {
-			at = -1
+			at = -1 // there is only a path, and no password
 		}
 	}
 
@@ -121,11 +122,13 @@ func parse(node string) (address, error) {
 	if err := a.parsePath(strings.TrimPrefix(path, "/")); err != nil {
 		return a, err
 	}
-	return a, a.parseHosts(hosts)
+	err := a.parseHosts(hosts)
+	return a, err
 }
 
 // Nodes splits a URL of several independent servers, such as
-// redis://user:password@host:port,host:port/db, into one URL for each.
+// redis://user:password@host:port,host:port/db, into one URL for each. A URL of a socket has only
+// one server.
 func Nodes(list string) ([]string, error) {
 	a, _, hosts, path, ok := split(list)
 	switch {
@@ -139,7 +142,7 @@ func Nodes(list string) ([]string, error) {
 			"redis://host:port,host:port,host:port, and not %s://", a.scheme)
 	}
 
-	before := strings.TrimSuffix(list, hosts+path)
+	before := strings.TrimSuffix(list, hosts+path) // the scheme, user and password
 	var nodes []string
 	for host := range strings.SplitSeq(hosts, ",") {
 		if host == "" {
@@ -161,6 +164,7 @@ func Address(node string) (string, error) {
 	return a.addrs[0], nil
 }
 
+// parseUser parses the part before the @, which is user:password. It may be empty.
 func (a *address) parseUser(info string) error {
 	user, password, _ := strings.Cut(info, ":")
 	var err1, err2 error
@@ -180,7 +184,8 @@ func (a *address) parseUser(info string) error {
 	return nil
 }
 
-// parsePath parses the part after the hosts.
+// parsePath parses the part after the hosts: the number of the database, or the name of the master
+// with the number after it.
 func (a *address) parsePath(path string) error {
 	switch a.kind {
 	case theSentinels:
@@ -202,6 +207,7 @@ func (a *address) parsePath(path string) error {
 	return a.parseDB(path)
 }
 
+// parseDB parses the number of the database. If it is missing, the number is 0.
 func (a *address) parseDB(db string) error {
 	if db == "" {
 		return nil
@@ -215,6 +221,7 @@ func (a *address) parseDB(db string) error {
 	return nil
 }
 
+// parseHosts parses the list of hosts, each with or without a port.
 func (a *address) parseHosts(hosts string) error {
 	if a.kind == aServer && strings.Contains(hosts, ",") {
 		return invalid("node: want one host, not a list, which is for %s-sentinel:// and "+
@@ -229,15 +236,18 @@ func (a *address) parseHosts(hosts string) error {
 	return nil
 }
 
+// parseHost parses one host, and appends it to a.addrs. If it has no port, it gets the usual port.
 func (a *address) parseHost(hostport string) error {
-	port := defaultPort
+	usualPort := defaultPort
 	if a.kind == theSentinels {
-		port = defaultSentinelPort
+		usualPort = defaultSentinelPort
 	}
-	host, given, err := net.SplitHostPort(hostport)
-	if err == nil {
-		port = given
-	} else if host, _, err = net.SplitHostPort(hostport + ":" + port); err != nil {
+
+	host, port, err := net.SplitHostPort(hostport)
+	if err != nil { // probably the port is missing
+		host, port, err = net.SplitHostPort(hostport + ":" + usualPort)
+	}
+	if err != nil {
 		return invalid("node: want host:port, with an IPv6 address in brackets, as in " +
 			"redis://[::1]:6379")
 	}
@@ -279,7 +289,7 @@ func (a *address) setParams(params map[string]string) error {
 	a.sentinelUser = params["sentinel_user"]
 	a.sentinelPassword = params["sentinel_password"]
 	switch {
-	case a.sentinelUser == "" && a.sentinelPassword == "":
+	case a.sentinelUser == "" && a.sentinelPassword == "": // the sentinels need no password
 	case a.kind != theSentinels:
 		return invalid("parameters sentinel_user and sentinel_password are for redis-sentinel:// " +
 			"and rediss-sentinel://")
@@ -301,6 +311,7 @@ func (a *address) setParams(params map[string]string) error {
 		}
 	}
 
+	// Only the URL of a socket needs the parameter db. Other URLs have the number in their path.
 	db, ok := params["db"]
 	switch {
 	case !ok:
@@ -317,6 +328,7 @@ func (a *address) setParams(params map[string]string) error {
 // secrets returns the passwords, which no error may contain.
 func (a *address) secrets() []string { return []string{a.password, a.sentinelPassword} }
 
+// invalid returns an error that wraps backend.ErrInvalid.
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
 }

@@ -15,9 +15,10 @@ const hedgeAfter = 200 * time.Millisecond
 // grace is how long askAll usually waits for more answers after the first one.
 const grace = time.Second
 
-// askAll calls the function ask for each of some servers. It begins the next call when any call has
-// ended, or after the duration hedge. It returns when all calls have ended, or when the duration
-// patience has passed since the first answer. Then it ends the other calls.
+// askAll calls the function ask for each of the servers in all. It begins the next call when any
+// call has ended, or after the duration hedge. With a hedge of 0, it begins all calls at once. It
+// returns when all calls have ended, or when the duration patience has passed since the first
+// answer. Then it ends the other calls. Their servers are neither in answers nor in errs.
 func askAll[S, T any](ctx context.Context, all []S, hedge, patience time.Duration,
 	ask func(context.Context, S) (T, error)) (answers []T, errs []error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -27,9 +28,9 @@ func askAll[S, T any](ctx context.Context, all []S, hedge, patience time.Duratio
 		err    error
 	}
 	results := make(chan result, len(all))
-	var late <-chan time.Time
+	var late <-chan time.Time // nil before the first answer
 	for asked := 0; len(answers)+len(errs) < len(all); {
-		var slow <-chan time.Time
+		var slow <-chan time.Time // nil if there is no further server to ask
 		if asked < len(all) {
 			s := all[asked]
 			asked++
@@ -46,7 +47,7 @@ func askAll[S, T any](ctx context.Context, all []S, hedge, patience time.Duratio
 				continue
 			}
 			answers = append(answers, r.answer)
-			if patience == 0 {
+			if patience == 0 { // one answer is enough
 				return answers, errs
 			}
 			if late == nil {
@@ -61,8 +62,9 @@ func askAll[S, T any](ctx context.Context, all []S, hedge, patience time.Duratio
 }
 
 // The function worst returns the most useful of the errors of several servers. If a server replied
-// with an error, or is of another cluster, that error is the result. kind is a word for the servers
-// in the plural.
+// with an error, or is of another cluster, that error is the result, because it says more than a
+// missing reply. Otherwise the result contains the first error. kind is a word for the servers in
+// the plural.
 func worst(errs []error, kind string) error {
 	for _, err := range errs {
 		if resp.IsReply(err) || errors.Is(err, errForeign) {

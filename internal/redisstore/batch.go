@@ -21,7 +21,7 @@ type batch struct {
 	answers chan answer // has room for one answer to each call
 }
 
-// run starts a pipeline for each process.
+// run groups the calls by server, and starts the calls of each group. Each call gets one answer.
 func (b batch) run(ctx context.Context) {
 	groups := map[*server][]int{}
 	for i, c := range b.calls {
@@ -38,9 +38,9 @@ func (b batch) run(ctx context.Context) {
 	}
 }
 
-// runGroup runs only the calls with the given indexes. It first sends the hash of the script. If
-// the server does not know the script, runGroup sends the refused calls again, with the source. If
-// the server redirects a call, Run runs that call alone on the other server.
+// runGroup runs only the calls with the given indexes, on the server at. It first sends the hash of
+// the script. If the server does not know the script, runGroup sends the refused calls again, with
+// the source. A call that another server must execute is sent alone.
 func (b batch) runGroup(ctx context.Context, at *server, which []int) {
 	s := b.s
 	if err := s.check(ctx, at); err != nil {
@@ -57,10 +57,11 @@ func (b batch) runGroup(ctx context.Context, at *server, which []int) {
 		}
 		replies := at.ask(ctx, false, b.sc.confirm, commands...)
 
-		again := which[:0]
+		again := which[:0] // reuses the array, whose indexes were read before they are replaced
 		for j, i := range which {
 			r := replies[j]
-			if redirects(r.Err) && s.isCluster || s.isDemoted(r.Err) {
+			isRedirected := redirects(r.Err) && s.isCluster
+			if isRedirected || s.isDemoted(r.Err) {
 				go b.runAlone(ctx, i)
 				continue
 			}
@@ -73,14 +74,14 @@ func (b batch) runGroup(ctx context.Context, at *server, which []int) {
 		}
 
 		which = again
-		if len(which) == 0 {
+		if len(which) == 0 { // the server lacked the script for no call
 			s.ran.Store(b.sc, nil)
 			return
 		}
 	}
 }
 
-// runAlone runs the call with the index i.
+// runAlone runs the call with the index i by Store.Run, which finds the right server.
 func (b batch) runAlone(ctx context.Context, i int) {
 	v, err := b.s.Run(ctx, b.sc, b.calls[i])
 	b.answers <- answer{i, v, err}

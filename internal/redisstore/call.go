@@ -23,7 +23,7 @@ type call struct {
 
 	ctx  context.Context // of the caller
 	quit context.Context // when it ends, the caller leaves within a tick
-	// the deadline of the caller, or zero; then the caller leaves within a tick
+	// the deadline of the caller, or zero; after it, the caller leaves within a tick
 	until time.Time
 
 	met    atomic.Bool
@@ -50,7 +50,8 @@ var errNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
 
 // fill stores the commands and the context of a caller. If plain is false, go-redis gets pointers
 // to the arguments, which need no memory of their own. A hook would see these pointers, and may
-// keep them, so plain is true for a client that the caller of hasp passed.
+// keep them, so plain is true for a client that the caller of hasp passed. The caller leaves as
+// soon as the result parent ends. The method tick watches the rest of ctx, which is quit and until.
 func (p *call) fill(ctx context.Context, plain bool, commands [][]string) (parent context.Context) {
 	n := 0
 	bytes := 0
@@ -62,6 +63,9 @@ func (p *call) fill(ctx context.Context, plain bool, commands [][]string) (paren
 	}
 
 	p.apart = p.apart || bytes > maxShared
+
+	// Make slices that have room for all arguments, because p.args points into p.texts, which must
+	// not grow. With plain, do not reuse the old ones, because a hook may have kept them.
 	if n > cap(p.texts) || plain {
 		p.texts = make([]string, 0, n)
 		p.args = make([]any, 0, n)
@@ -86,20 +90,20 @@ func (p *call) fill(ctx context.Context, plain bool, commands [][]string) (paren
 	return parent
 }
 
-// wait returns when the replies have arrived, or when parent ends.
+// wait returns when the call was answered, or when parent ends.
 func (p *call) wait(parent context.Context) {
 	select {
 	case <-p.done:
 	case <-parent.Done():
-		if !p.met.Swap(true) {
+		if !p.met.Swap(true) { // nobody has answered, and nobody will
 			p.result.err = errNoReply
 			return
 		}
-		<-p.done // the replies arrived first
+		<-p.done // an answer came first
 	}
 }
 
-// answer ends a call, unless the caller has left.
+// answer gives a call its result, unless the caller has left or has a result already.
 func (p *call) answer(r result) {
 	if !p.met.Swap(true) {
 		p.result = r
@@ -107,8 +111,8 @@ func (p *call) answer(r result) {
 	}
 }
 
-// unreached is errNoReply if the last attempt to connect has failed. It does not wrap the cause,
-// because that would say that the command was not sent.
+// unreached is errNoReply if the last attempt to connect has failed. It shows the cause, but does
+// not wrap it, because the cause would say that the command was not sent, and it may have been.
 type unreached struct{ cause error }
 
 func (u unreached) Error() string {
@@ -117,7 +121,7 @@ func (u unreached) Error() string {
 
 func (u unreached) Unwrap() error { return errNoReply }
 
-// store stores the replies of a call that has ended.
+// store stores the replies of a call that has ended in the slice replies.
 func (p *call) store(replies []Reply) {
 	r := p.result
 	for i, cmd := range p.cmds {
@@ -131,6 +135,7 @@ func (p *call) store(replies []Reply) {
 		case reply.Err != nil && r.unsent:
 			reply.Err = resp.NotSent(reply.Err)
 		case reply.Err == nil && r.lost != nil && !tookNothing(reply.Value):
+			// The reply grants a hold that too few replicas have confirmed.
 			reply = Reply{Err: r.lost}
 		}
 		replies[i] = reply
@@ -140,11 +145,12 @@ func (p *call) store(replies []Reply) {
 // forget prepares a call to wait again after a pipeline that failed.
 func (p *call) forget() {
 	for _, cmd := range p.cmds {
-		cmd.SetErr(nil) // Process does not, if the next attempt succeeds
+		// Process keeps an old error even if the next attempt succeeds.
+		cmd.SetErr(nil)
 	}
 }
 
-// isOver reports whether the caller must leave.
+// isOver reports whether the caller must leave, because its deadline has passed or quit has ended.
 func (p *call) isOver(now time.Time) bool {
 	return !p.until.IsZero() && !now.Before(p.until) || p.quit.Err() != nil
 }

@@ -28,7 +28,8 @@ type nodes struct {
 	ids map[string]bool // the IDs of the servers in the last map of slots, or nil
 }
 
-// client returns a client for a cluster.
+// client returns a client for the cluster, and fills n.known and n.first with the clients of the
+// servers that the URL names.
 func (n *nodes) client() *redis.ClusterClient {
 	all := n.d.options(n.a, n.a.addrs...)
 	all.OnConnect = n.check
@@ -37,8 +38,8 @@ func (n *nodes) client() *redis.ClusterClient {
 	c := redis.NewClusterClient(o)
 
 	c.OnNewNode(func(node *redis.Client) {
-		// If a server redirects to a loopback address, go-redis makes a second client, and closes
-		// it after a minute.
+		// Skip a client whose loopback address has no mark. go-redis makes it as a second client of
+		// a server when that is redirected to, and closes it after a minute.
 		if addr := node.Options().Addr; addr == marked(whole(addr)) {
 			n.known.Store(addr, node)
 		}
@@ -61,7 +62,10 @@ func (n *nodes) search(ctx context.Context) ([]redis.ClusterSlot, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(n.d.timeout.Load()))
 	defer cancel()
 	var all []*redis.Client
-	n.known.Range(func(_, node any) bool { all = append(all, node.(*redis.Client)); return true })
+	n.known.Range(func(_, node any) bool {
+		all = append(all, node.(*redis.Client))
+		return true
+	})
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 
 	answers, errs := askAll(ctx, all, hedgeAfter, 0, n.ask)
@@ -84,6 +88,7 @@ func (n *nodes) check(ctx context.Context, conn *redis.Conn) error {
 		return err
 	}
 
+	// The ID is not known, or the server refused to report it. So the map of slots decides.
 	//lint:ignore SA1019 Redis 6.2 has no CLUSTER SHARDS
 	slots, err := conn.ClusterSlots(ctx).Result()
 	if err == nil && !n.adopt(slots) {
@@ -106,18 +111,18 @@ func (n *nodes) adopt(slots []redis.ClusterSlot) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ids := map[string]bool{}
-	ours := n.ids == nil
+	isOurs := n.ids == nil // the first map decides which cluster this is
 	for _, s := range slots {
 		for _, node := range s.Nodes {
 			ids[node.ID] = true
-			ours = ours || n.ids[node.ID]
+			isOurs = isOurs || n.ids[node.ID]
 		}
 	}
 
-	if ours && len(ids) > 0 {
+	if isOurs && len(ids) > 0 { // an empty map would make all later maps foreign
 		n.ids = ids
 	}
-	return ours
+	return isOurs
 }
 
 var errForeign = resp.NotSent(errors.New("it belongs to another cluster " +
@@ -142,7 +147,7 @@ func (n *nodes) ask(ctx context.Context, node *redis.Client) ([]redis.ClusterSlo
 		if len(slots[i].Nodes) == 0 {
 			return nil, fmt.Errorf("%s: a slot without a server", origin)
 		}
-		master := slots[i].Nodes[0]
+		master := slots[i].Nodes[0] // the replicas follow
 		master.Addr = marked(redirected(master.Addr, origin))
 		slots[i].Nodes = []redis.ClusterNode{master} // hasp uses no replica
 	}
@@ -150,23 +155,25 @@ func (n *nodes) ask(ctx context.Context, node *redis.Client) ([]redis.ClusterSlo
 	return slots, nil
 }
 
-// redirected completes an address that the server with the address origin reported. If that server
-// does not know the host, the address has no host. If the host is a loopback address and that of
-// origin is not, or the port is 0, those of origin count.
+// redirected completes an address that the server with the address origin reported. The host of
+// origin replaces a host that is missing or "?", because the server does not know it. It also
+// replaces a loopback address, unless origin is one, because that address would lead to this
+// machine. The port of origin replaces the port 0.
 func redirected(addr, origin string) string {
+	// Do not use net.SplitHostPort, because an IPv6 address may have no brackets.
 	i := strings.LastIndexByte(addr, ':')
-	if i < 0 {
+	if i < 0 { // there is no port
 		return addr
 	}
 	host := strings.Trim(addr[:i], "[]")
 	port := addr[i+1:]
-	ours, its, _ := net.SplitHostPort(origin)
+	originHost, originPort, _ := net.SplitHostPort(origin)
 	isUnknown := host == "" || host == "?"
-	if isUnknown || loopback(host) && !loopback(ours) {
-		host = ours
+	if isUnknown || loopback(host) && !loopback(originHost) {
+		host = originHost
 	}
 	if port == "0" {
-		port = its
+		port = originPort
 	}
 	return net.JoinHostPort(host, port)
 }

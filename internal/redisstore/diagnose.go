@@ -43,8 +43,8 @@ func lockHints(a address) hints {
 const noScripts = "this server runs no scripts: a sentinel, or a proxy?"
 
 // diagnose returns an error that says in one line why a server cannot be used, and what to do about
-// it. The argument took is how long the attempt lasted. Only a timeout's error shows it, so a
-// search may pass its timeout instead. The hint contains no text that the server replied.
+// it. The argument took is how long the attempt lasted. Only the error of a timeout shows it. The
+// hint contains no text that the server replied.
 func diagnose(err error, h hints, took time.Duration) error {
 	var (
 		reply redis.Error
@@ -54,15 +54,17 @@ func diagnose(err error, h hints, took time.Duration) error {
 	)
 
 	if done := (located{}); errors.As(err, &done) {
-		return done
+		return done // it has a hint already
 	}
 	if u := (unreached{}); errors.As(err, &u) {
-		err = u.cause
+		err = u.cause // that no connection could be made says more than the missing reply
 	}
+
+	within := max(took, 10*time.Millisecond).Round(10 * time.Millisecond)
 
 	// Check specific causes before general ones, because an error may have both. For example, a TLS
 	// handshake that timed out is also a timeout.
-	switch within := max(took, 10*time.Millisecond).Round(10 * time.Millisecond); {
+	switch {
 	case errors.Is(err, errNotMaster), errors.Is(err, errForeign): // the text has a hint
 	case errors.As(err, &reply):
 		err = firstSentence(reply)
@@ -104,7 +106,7 @@ func diagnose(err error, h hints, took time.Duration) error {
 	return fmt.Errorf("%w (%s)", err, hint)
 }
 
-// replyHint returns the hint for an error that the server replied.
+// replyHint returns the hint for an error that the server replied, or "" if there is none.
 func replyHint(text string, h hints) string {
 	const later = "try again later"
 	for _, c := range []struct{ part, hint string }{
@@ -132,11 +134,12 @@ func replyHint(text string, h hints) string {
 
 // unfit returns why a server must not store locks, or nil. It reads the replies to INFO and CLUSTER
 // INFO. A reply is nil if the user has no right to the command, or if the server does not know the
-// command.
+// command. Then unfit accepts what it cannot read. If mayEvict is true, it accepts a server that
+// evicts keys.
 func unfit(info, cluster any, mayEvict bool) error {
 	policy := InfoField(info, "maxmemory_policy")
 	hasPolicy := policy != "" && policy != "noeviction"
-	evicts := hasPolicy && InfoField(info, "maxmemory") != "0"
+	evicts := hasPolicy && InfoField(info, "maxmemory") != "0" // with 0, the memory has no limit
 	switch {
 	case InfoField(info, "redis_mode") == "sentinel":
 		return errors.New("it is a sentinel (write redis-sentinel://host:port,host:port/NAME)")
@@ -170,7 +173,7 @@ func InfoField(reply any, name string) string {
 
 const certificateHint = "the server may want a certificate of this client: ?cert=…&key=…"
 
-// handshakeHint returns the hint for a TLS handshake that failed.
+// handshakeHint returns the hint for a TLS handshake that failed, or "" if there is none.
 func handshakeHint(err error) string {
 	var (
 		authority x509.UnknownAuthorityError
@@ -199,6 +202,7 @@ func alerted(err error) bool {
 	return errors.As(err, &op) && op.Op == "remote error"
 }
 
+// timedOut reports whether err means that something took too long.
 func timedOut(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) ||
 		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, syscall.ETIMEDOUT)

@@ -40,6 +40,7 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 		d.network = "unix"
 	}
 	if a.tls {
+		// Report bad files now. Each connection reads them again.
 		if _, err := tlsConfig(params, ""); err != nil {
 			return nil, invalid("%w", err)
 		}
@@ -50,10 +51,11 @@ func newDialer(a address, params map[string]string, size int) (*dialer, error) {
 	return d, nil
 }
 
+// close ends the dials in progress, and closes the clients except that of the Store.
 func (d *dialer) close() {
 	d.end()
-	for _, l := range d.wires {
-		l.rdb.Close()
+	for _, w := range d.wires {
+		w.rdb.Close()
 	}
 	if d.nodes != nil {
 		for _, node := range d.nodes.first {
@@ -116,9 +118,9 @@ func (d *dialer) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	return failLater(d.connect(ctx, whole(addr)))
 }
 
-// failLater returns the result of a dial. If the dial failed, the result is a connection whose
-// first write returns the error. If the dial returned the error, go-redis would log it, and after
-// some errors it would dial only once a second.
+// failLater returns the result of a dial. If the dial failed, the result is an undialed connection,
+// whose first write returns the error, and no error. If the dial returned the error, go-redis would
+// log it, and after some errors it would dial only once a second.
 func failLater(conn net.Conn, err error) (net.Conn, error) {
 	if err != nil {
 		end, _ := net.Pipe()
@@ -137,6 +139,8 @@ type undialed struct {
 func (u undialed) Read([]byte) (int, error)  { return 0, u.err }
 func (u undialed) Write([]byte) (int, error) { return 0, u.err }
 
+// connect makes a connection to addr, and the TLS handshake if the URL asks for TLS. The dial ends
+// with ctx, with the Store, or after the time d.timeout.
 func (d *dialer) connect(ctx context.Context, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(d.timeout.Load()))
 	defer cancel()

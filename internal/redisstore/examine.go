@@ -49,10 +49,14 @@ type examiner struct {
 	replicas string // how many there are
 }
 
+// say passes a text about the server to the function found.
 func (e *examiner) say(level, what, format string, args ...any) {
 	e.found(level, what+" of "+e.at.label(), fmt.Sprintf(format, args...))
 }
 
+// run asks the server for its settings, and reports on them. It returns an error only if the server
+// does not answer INFO. If another reply is an error, its value is nil, and run reports only what
+// it knows.
 func (e *examiner) run(ctx context.Context) error {
 	began := time.Now()
 	replies := e.at.ask(ctx, true, false,
@@ -86,10 +90,11 @@ func (e *examiner) run(ctx context.Context) error {
 // fitness reports whether the server may store locks. The argument cluster is the reply to CLUSTER
 // INFO.
 func (e *examiner) fitness(cluster any) {
-	switch reason := unfit(e.info, cluster, false); {
+	reason := unfit(e.info, cluster, false)
+	switch {
 	case reason == nil:
 		e.say(OK, "role and memory", "a master that evicts no key")
-	case unfit(e.info, cluster, e.at.mayEvict) == nil:
+	case unfit(e.info, cluster, e.at.mayEvict) == nil: // it evicts keys, and the URL allows that
 		e.say(Warn, "memory", "%v", reason)
 	default:
 		e.say(Bad, "role or memory", "%v", reason)
@@ -111,10 +116,10 @@ func (e *examiner) persistence(fsync string) {
 	}
 }
 
-// replication reports what a failover costs. The argument least is the setting
+// replication reports what a failover costs. The argument minReplicas is the setting
 // min-replicas-to-write, or "".
-func (e *examiner) replication(least string) {
-	if !e.alone {
+func (e *examiner) replication(minReplicas string) {
+	if !e.alone { // no replica may replace a node that votes
 		if e.replicas != "0" {
 			e.say(Warn, "replication", "%s replicas: if one takes over, it may lack locks, and a "+
 				"key may get a second holder. Let none take over the address of a node", e.replicas)
@@ -134,13 +139,13 @@ func (e *examiner) replication(least string) {
 	} else {
 		e.say(OK, "replication", "of %s replicas, %d must confirm each lock", e.replicas, confirm)
 	}
-	if least == "0" {
+	if minReplicas == "0" {
 		e.say(Warn, "min-replicas", "min-replicas-to-write is 0: a master that is cut off from "+
 			"its replicas still grants locks, beside the new master. Set min-replicas-to-write 1")
 	}
 }
 
-// clock reports by how much the server's clock is ahead.
+// clock reports by how much the server's clock is ahead, or behind if offset is negative.
 func (e *examiner) clock(offset time.Duration) {
 	shown := offset.Round(time.Millisecond)
 	if offset.Abs() > time.Second {
@@ -159,8 +164,10 @@ func setting(reply any) string {
 	return ""
 }
 
-// ahead returns by how much a server's clock is ahead of our clock. The server read its clock
-// between our times sent and got. If the reply lies between these two times, the result is 0.
+// ahead returns by how much a server's clock is ahead of our clock. The argument reply is that to
+// TIME, seconds and microseconds. The server read its clock between our times sent and got. If the
+// reply lies between these two times, the result is 0, and if it is before them, negative. ok is
+// false if the reply is not valid.
 func ahead(reply any, sent, got time.Time) (d time.Duration, ok bool) {
 	parts, _ := reply.([]any)
 	if len(parts) != 2 {
@@ -168,5 +175,5 @@ func ahead(reply any, sent, got time.Time) (d time.Duration, ok bool) {
 	}
 	seconds, err := strconv.ParseFloat(fmt.Sprintf("%s.%06s", parts...), 64)
 	at := time.UnixMicro(int64(seconds * 1e6))
-	return max(at.Sub(got), 0) + min(at.Sub(sent), 0), err == nil
+	return max(at.Sub(got), 0) + min(at.Sub(sent), 0), err == nil // at most one is not 0
 }

@@ -43,7 +43,8 @@ func (f *finder) newServer(node redis.UniversalClient, addr string) *server {
 	}
 }
 
-// find returns the server that has the slot of a key.
+// find returns the server that has the slot of a key. Of a cluster, it may have to ask servers for
+// the slots first.
 func (f *finder) find(ctx context.Context, key string) (*server, error) {
 	if f.one != nil {
 		return f.one, nil
@@ -54,7 +55,7 @@ func (f *finder) find(ctx context.Context, key string) (*server, error) {
 	}
 
 	// The first call of MasterForKey asks servers for the slots, and may last longer than ctx. So
-	// let another goroutine call it.
+	// let another goroutine call it. The answer serves later callers even if this one leaves.
 	type found struct {
 		at  *server
 		err error
@@ -65,7 +66,9 @@ func (f *finder) find(ctx context.Context, key string) (*server, error) {
 		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
 		defer cancel()
 		at, err := f.locate(within, cluster, key)
-		f.located.Store(f.located.Load() || err == nil)
+		if err == nil {
+			f.located.Store(true)
+		}
 		result <- found{at, err}
 	}) {
 		return nil, redis.ErrClosed
@@ -79,6 +82,7 @@ func (f *finder) find(ctx context.Context, key string) (*server, error) {
 	}
 }
 
+// locate returns the server of the cluster that has the slot of a key.
 func (f *finder) locate(ctx context.Context, cluster *redis.ClusterClient,
 	key string) (*server, error) {
 	began := time.Now()
@@ -98,9 +102,10 @@ func (f *finder) at(node *redis.Client) *server {
 	return at.(*server)
 }
 
-// all returns the servers that have keys.
+// all returns the servers that have keys: the only server, or each master of the cluster.
 func (f *finder) all(ctx context.Context) ([]*server, error) {
-	// ForEachMaster may last longer than ctx while there is no map of slots.
+	// Call find first, which ends with ctx, to get the map of slots. Without the map, ForEachMaster
+	// could last longer than ctx.
 	if _, err := f.find(ctx, ""); err != nil {
 		return nil, err
 	}
@@ -130,13 +135,14 @@ func (f *finder) all(ctx context.Context) ([]*server, error) {
 }
 
 // follow returns the server to which a command must be sent again, and whether ASKING must precede
-// the command. The argument at is the server that refused the command with err. If the other server
-// is not in the last map of slots, the result is nil.
+// the command. The argument at is the server that refused the command with err, which is MOVED or
+// ASK. If hasp has no client of the other server, the result is nil. The Store must be a cluster
+// that was opened by a URL.
 func (f *finder) follow(at *server, err error) (to *server, asking bool) {
 	addr, asking := redis.IsAskError(err)
 	if !asking {
 		addr, _ = redis.IsMovedError(err)
-		f.reload()
+		f.reload() // after MOVED, the map of slots is out of date; after ASK, it is still valid
 	}
 
 	node, ok := f.opened.nodes.known.Load(marked(redirected(addr, at.addr)))
@@ -146,7 +152,8 @@ func (f *finder) follow(at *server, err error) (to *server, asking bool) {
 	return f.at(node.(*redis.Client)), asking
 }
 
-// reload starts a search for the servers of a cluster, and does not wait.
+// reload starts a search for the servers of a cluster, and does not wait. Without a cluster, it
+// does nothing.
 func (f *finder) reload() {
 	if cluster, ok := f.rdb.(*redis.ClusterClient); ok {
 		cluster.ReloadState(context.Background())
@@ -197,5 +204,5 @@ func mayHaveMoved(err error) bool {
 		return slices.ContainsFunc([]string{"MASTERDOWN", "CLUSTERDOWN", "MOVED"}, saysSo)
 	}
 
-	return true
+	return true // there was no reply
 }

@@ -14,7 +14,8 @@ import (
 type flight struct {
 	cmds  []redis.Cmder // for reuse
 	spare []*call       // for reuse
-	// nil for calls apart, for holds, for a cluster, and for a client that the caller passed
+	// nil for calls apart, for holds that replicas must confirm, for a cluster, and for a client
+	// that the caller passed
 	wire  *wire
 	doubt time.Time // the connection is made again if it was last used before this time
 
@@ -22,7 +23,7 @@ type flight struct {
 	batch    []*call   // the pipeline in progress; empty if there is none
 	sent     time.Time // when the pipeline in progress was sent
 	byCaller bool      // the caller of the only call in the batch uses the flight
-	use      int       // of the wire
+	use      int       // if byCaller, the number of the use of the wire
 }
 
 // lateAfter is the shortest time without a reply after which a connection may be dead.
@@ -31,7 +32,8 @@ const lateAfter = 16 * time.Millisecond
 // longest is how long a pipeline may take if its callers have no deadline.
 const longest = 3 * time.Second
 
-// send sends the commands of the calls in one pipeline of g, and receives the replies.
+// send sends the commands of the calls in one pipeline of g, and receives the replies, which the
+// commands then contain. The result says what is true of all of them.
 func (f *flight) send(g *gather, batch []*call) (r result) {
 	s := g.settings
 	ctx := batchContext{Context: context.Background()}
@@ -40,8 +42,10 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 	}
 	cmds := f.cmds[:0]
 	if s.plain {
-		cmds = nil // a hook may keep it
+		cmds = nil // do not reuse the slice, because a hook may keep it
 	}
+
+	// The pipeline may last until the latest of the deadlines.
 	for _, p := range batch {
 		if p.until.After(ctx.until) {
 			ctx.until = p.until
@@ -51,7 +55,7 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 		}
 	}
 
-	if ctx.until.IsZero() {
+	if ctx.until.IsZero() { // no caller has a deadline
 		ctx.until = time.Now().Add(longest)
 	}
 
@@ -60,7 +64,7 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 	case f.wire != nil:
 		rdb = f.wire.rdb
 	case g.confirm || batch[0].here:
-		rdb = g.node
+		rdb = g.node // because the client of a cluster may send the commands to other servers
 	}
 
 	var wait resp.Command
@@ -86,9 +90,10 @@ func (f *flight) send(g *gather, batch []*call) (r result) {
 	return r
 }
 
-// inquire completes the result of a pipeline that failed. Without a wire, each command must say
-// that it was not sent, because a client may send a part of them to another server, and because a
-// hook may fail after the client has sent them.
+// inquire completes the result of a pipeline that failed. A wire knows whether it has sent a
+// command. Without a wire, r.unsent is true only if each command says that it was not sent, because
+// a client may send a part of them to another server, and because a hook may fail after the client
+// has sent them.
 func (f *flight) inquire(r *result, cmds []redis.Cmder) {
 	r.unsent = true
 	for _, cmd := range cmds {
@@ -107,7 +112,8 @@ func (f *flight) inquire(r *result, cmds []redis.Cmder) {
 }
 
 // isLate reports whether a pipeline has had no reply for so long that its connection may be dead.
-// The argument usual is how long a pipeline without a wire usually takes.
+// With a wire, this is as long as it took to make the connection. Without a wire, it is twice as
+// long as a pipeline usually takes, which is the argument usual.
 func (f *flight) isLate(now time.Time, usual time.Duration) bool {
 	limit := 2 * usual
 	if f.wire != nil {
@@ -119,11 +125,10 @@ func (f *flight) isLate(now time.Time, usual time.Duration) bool {
 	return len(f.batch) > 0 && now.Sub(f.sent) >= max(lateAfter, min(limit, lastPause))
 }
 
-// exec sends commands in a pipeline, or one command by Process. A client that the caller passed has
-// a second pool for pipelines, in which even a single command of hasp does not wait behind other
-// commands of the program. The client of a Store that was opened has one pool, and Process costs
-// less than a pipeline. But on a cluster, Process also sends COMMAND, to which the user may have no
-// right.
+// exec sends commands in a pipeline, or a single command by Process, which costs less. But it uses
+// a pipeline for a single command, too, in two cases. A client that the caller passed has a second
+// pool of connections for pipelines, so hasp does not wait behind other commands of the program. On
+// a cluster, Process also sends COMMAND, to which the user may have no right.
 func (f *flight) exec(ctx context.Context, s *settings, rdb redis.UniversalClient,
 	cmds []redis.Cmder) error {
 	return resp.Survive(func() error {

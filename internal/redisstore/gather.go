@@ -62,7 +62,8 @@ const (
 	suspectAfter = 500 * time.Millisecond
 )
 
-// do sends commands, each once, in one pipeline, and stores their replies.
+// do sends commands, each once, in one pipeline, and stores their replies in the slice replies. If
+// ctx ends first, do returns soon, and each reply is an error.
 func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) {
 	p, ok := g.calls.Get().(*call)
 	if !ok {
@@ -78,11 +79,11 @@ func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) 
 	p.store(replies)
 
 	switch {
-	case p.result.err == errNoReply: // a flight may still have p
+	case p.result.err == errNoReply: // do not reuse p, because a flight may still have it
 		for i := range replies {
 			replies[i].Err = g.noReply()
 		}
-	case !p.apart:
+	case !p.apart: // do not keep the memory of a large call
 		*p = call{done: p.done, texts: p.texts[:0], args: p.args[:0]}
 		g.calls.Put(p)
 	}
@@ -93,10 +94,12 @@ func (g *gather) do(ctx context.Context, replies []Reply, commands ...[]string) 
 func (g *gather) doApart(ctx context.Context, here bool, replies []Reply, commands ...[]string) {
 	p := &call{done: make(chan struct{}, 1), apart: true, here: here}
 	p.fill(ctx, g.plain, commands)
+
+	// Send on another goroutine, so that the caller can leave before the replies arrive.
 	if !g.tasks.spawn(func() { p.answer(new(flight).send(g, []*call{p})) }) {
 		p.answer(result{err: redis.ErrClosed})
 	}
-	p.wait(ctx)
+	p.wait(ctx) // with the deadline of ctx, because the method tick does not know this call
 	p.store(replies)
 }
 
@@ -111,20 +114,22 @@ func (g *gather) noReply() error {
 	return unreached{g.failure}
 }
 
-// put adds a call. If no other call is in progress, put may return a flight that the caller itself
-// must run, by the method runByCaller.
+// put adds the call p. If no other call is in progress, put may return a flight that has p, and
+// that the caller itself must run by the method runByCaller. Otherwise put returns nil, and another
+// goroutine sends p.
 func (g *gather) put(p *call) *flight {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.timer == nil {
-		g.timer = time.AfterFunc(time.Hour, g.tick)
+		g.timer = time.AfterFunc(time.Hour, g.tick) // tickLocked sets the time
 	}
 	now := time.Now()
-	by := now.Add(tickEvery)
+	by := now.Add(tickEvery) // when the method tick must run at the latest
 	if !p.until.IsZero() {
 		by = earlier(by, p.until)
 	}
 
+	// If no flight is in progress, start one at once, if possible on the caller's goroutine.
 	if len(g.flights) == 0 {
 		g.tickLocked(now, by)
 		if f := g.forCallerLocked(p, now); f != nil {
@@ -135,8 +140,10 @@ func (g *gather) put(p *call) *flight {
 		return nil
 	}
 
+	// Otherwise the flights in progress send p after their present pipelines. If these take long,
+	// the method tick starts another flight.
 	g.waiting = append(g.waiting, p)
-	if len(g.waiting) == 1 { // the first one that waits for a flight
+	if len(g.waiting) == 1 { // only the first call that waits sets the time of another flight
 		by = earlier(by, now.Add(g.pauseLocked()))
 	} else if g.isCrowdLocked() {
 		g.startLocked()
@@ -157,6 +164,8 @@ func (g *gather) tickLocked(now, at time.Time) {
 // isCrowdLocked reports whether the calls that wait justify a second flight at once, so that the
 // server executes one pipeline while the callers of the other one receive their replies.
 func (g *gather) isCrowdLocked() bool {
+	// Only a second flight may start at once. Further ones wait for their pause, and with confirm
+	// there is only one.
 	if len(g.flights) != 1 || g.confirm || g.isRefusedLocked() {
 		return false
 	}
@@ -167,12 +176,15 @@ func (g *gather) isCrowdLocked() bool {
 func (g *gather) isRefusedLocked() bool { return time.Since(g.refused) < refusal }
 
 // forCallerLocked returns a flight that the caller of p runs, so that no other goroutine must be
-// woken. The flight has a connection of hasp's own, because only such a connection can end the call
-// when the caller's context ends. The connection is ready, because to make one may outlast the
-// caller. If there is no such connection, forCallerLocked returns nil.
+// woken. The flight has a wire, because only a call on a wire can be ended when the caller's
+// context ends. The connection of the wire is ready, because to make one may outlast the caller. If
+// there is no such flight, or if the Store is closed, forCallerLocked returns nil.
 func (g *gather) forCallerLocked(p *call, now time.Time) *flight {
 	i := g.goodLocked()
-	if i < 0 || g.confirm || !g.tasks.begin() {
+	if i < 0 {
+		return nil
+	}
+	if !g.tasks.begin() {
 		return nil
 	}
 	f := g.idle[i]
@@ -199,7 +211,8 @@ func (g *gather) goodLocked() int {
 	return -1
 }
 
-// runByCaller runs a flight with the only call p on the caller's goroutine.
+// runByCaller runs a flight with the only call p on the caller's goroutine. It returns when p has
+// its result. The end of the context parent interrupts the wire.
 func (g *gather) runByCaller(parent context.Context, f *flight, p *call) {
 	var stop func() bool
 	if parent.Done() != nil {
@@ -211,7 +224,7 @@ func (g *gather) runByCaller(parent context.Context, f *flight, p *call) {
 	if stop != nil {
 		stop()
 	}
-	if again := g.land(f, r); again {
+	if again := g.land(f, r); again { // another flight sends p
 		p.wait(parent)
 		return
 	}
@@ -219,7 +232,8 @@ func (g *gather) runByCaller(parent context.Context, f *flight, p *call) {
 	p.result = r
 }
 
-// run sends pipelines until no command waits.
+// run sends pipelines until no command waits. If the calls of a pipeline wait again, another flight
+// sends them, and run returns.
 func (g *gather) run(f *flight) {
 	for {
 		batch := g.load(f)
@@ -227,7 +241,9 @@ func (g *gather) run(f *flight) {
 			return
 		}
 		if f.wire != nil {
-			f.wire.renew(f.doubt) // before begin, which says that the connection was used
+			// Call renew before begin, which notes that the connection is used now. Set no deadline
+			// for a dial, because it serves several callers.
+			f.wire.renew(f.doubt)
 			f.wire.begin(f.sent, time.Time{})
 		}
 		r := f.send(g, batch)
@@ -243,10 +259,13 @@ func (g *gather) run(f *flight) {
 	}
 }
 
-// load gives a flight the calls that wait. If there are none, the flight ends.
+// load gives the flight f the calls that wait, and returns them. If there are none, the flight
+// ends. Calls whose callers have left are dropped.
 func (g *gather) load(f *flight) (batch []*call) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
+	// The batch takes the array of g.waiting, which gets the spare one.
 	batch = slices.DeleteFunc(g.waiting, func(p *call) bool { return p.met.Load() })
 	g.waiting = f.spare
 	f.spare = nil
@@ -269,8 +288,7 @@ func (g *gather) load(f *flight) (batch []*call) {
 	return batch
 }
 
-// batchSizeLocked returns how many waiting calls the flight f sends in its next pipeline. A call
-// that is apart goes alone, after the calls before it.
+// batchSizeLocked returns how many of the waiting calls the flight f sends in its next pipeline.
 func (g *gather) batchSizeLocked(f *flight, waiting []*call) int {
 	now := time.Now()
 	isLate := func(f *flight) bool { return f.isLate(now, g.took) }
@@ -279,14 +297,16 @@ func (g *gather) batchSizeLocked(f *flight, waiting []*call) int {
 		return min(len(waiting), 1)
 	}
 
+	// A call that is apart has a pipeline of its own. So first send only the calls before it. If it
+	// is the first one, send only this call.
 	if i := slices.IndexFunc(waiting, func(p *call) bool { return p.apart }); i >= 0 {
 		return max(i, 1)
 	}
 	return len(waiting)
 }
 
-// land notes the end of a pipeline. If it returns true, the calls of the flight wait again, for
-// another flight, because they were not sent. Then the flight has ended.
+// land notes the end of a pipeline, whose result is r. If the calls were not sent, and another
+// connection may carry them, land returns true. Then they wait for another flight, and f has ended.
 func (g *gather) land(f *flight, r result) (again bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -294,7 +314,7 @@ func (g *gather) land(f *flight, r result) (again bool) {
 	batch := f.batch
 	byCaller := f.byCaller
 
-	// before the callers reuse the calls
+	// Do this before the callers receive their replies and reuse the calls.
 	f.batch = nil
 	f.byCaller = false
 	switch {
@@ -304,12 +324,15 @@ func (g *gather) land(f *flight, r result) (again bool) {
 		}
 		g.waiting = append(slices.Clone(batch), g.waiting...)
 		g.endLocked(f)
+
+		// Start a flight if there is no other one, or if it finds a connection that works.
+		// Otherwise the flights in progress send the calls after their present pipelines.
 		if len(g.flights) == 0 || g.goodLocked() >= 0 {
 			g.startLocked()
 		}
 		return true
 	case byCaller && len(g.waiting) > 0:
-		go g.run(f)
+		go g.run(f) // the flight goes on without its caller
 	case byCaller:
 		f.spare = batch[:0]
 		g.endLocked(f)
@@ -318,7 +341,7 @@ func (g *gather) land(f *flight, r result) (again bool) {
 	return false
 }
 
-// learnLocked notes what the result of a pipeline says about the connections of the gather.
+// learnLocked notes what the result r of a pipeline says about the connections of the gather.
 func (g *gather) learnLocked(f *flight, r result) {
 	now := time.Now()
 	hasReply := r.err == nil || resp.IsReply(r.err)
@@ -330,27 +353,34 @@ func (g *gather) learnLocked(f *flight, r result) {
 
 	switch {
 	case hasReply && f.wire != nil:
-		f.wire.answered() // so it is not in doubt because of another flight that is late
+		// Now the connection is not in doubt because of another flight that was sent before.
+		f.wire.answered()
 	case hasReply:
 		g.took = now.Sub(f.sent)
 	case r.err != errNoReply && f.isLate(now, g.took) && f.sent.After(g.doubt):
+		// The connection failed after a long time without a reply, and not because its caller left.
 		g.doubt = f.sent
 	}
 
-	if r.demoted { // after answered, because this connection is in doubt too
-		g.doubt = time.Now() // the other connections may lead to the replica as well
+	// If a replica refused a command, all connections may lead to the replica. Take a new time, so
+	// that this connection, whose last use answered has just noted, is in doubt as well.
+	if r.demoted {
+		g.doubt = time.Now()
 	}
 }
 
-// takesBackLocked reports whether the calls of a flight that failed shall wait again, because they
-// were not sent.
+// takesBackLocked reports whether the calls of the flight f wait again, because they were not sent,
+// and another connection may carry them. If the server may take no more connections, it notes the
+// time in g.refused.
 func (g *gather) takesBackLocked(f *flight, r result) bool {
 	switch {
 	case r.err == nil, r.err == errNoReply, !r.unsent:
 		return false
 	case errors.Is(r.err, errReplaced), errors.Is(r.err, net.ErrClosed):
-		return true // the era ended during the dial or the set-up; the next dial finds the master
-	case g.othersWorkLocked(f): // the server may take no more connections
+		// Another server became the master. This ended the dial, or closed the connection during
+		// its set-up. The next dial finds the new master.
+		return true
+	case g.othersWorkLocked(f):
 		g.refused = time.Now()
 		return true
 	}
@@ -358,10 +388,11 @@ func (g *gather) takesBackLocked(f *flight, r result) bool {
 	return false
 }
 
-// doubtLocked returns the time before which a connection must have been used to be in doubt: when
-// the last flight began that has failed without a reply, or that waits for one for so long that it
-// may never come. A firewall may have forgotten all connections without a word. Each idle one would
-// then cost a whole call, and a lease its term.
+// doubtLocked returns a time. A connection that was last used before this time is in doubt: it may
+// be dead. Some pipelines failed after a long time without a reply, or are in progress and late.
+// The result is the time at which the last of these was sent. The reason may be a firewall that has
+// forgotten all connections without an error. Then each idle connection would cost a whole call,
+// and a call that fails may cost a lease.
 func (g *gather) doubtLocked() time.Time {
 	doubt := g.doubt
 	now := time.Now()
@@ -373,32 +404,38 @@ func (g *gather) doubtLocked() time.Time {
 	return doubt
 }
 
-// othersWorkLocked reports whether calls can use another connection than that of a flight, which
-// has failed.
+// othersWorkLocked reports whether the calls of the flight f, which could not connect, can use
+// another connection.
 func (g *gather) othersWorkLocked(f *flight) bool {
 	if f.wire == nil {
-		return len(g.flights) > 1 && !g.isCluster // part of the commands may be at another server
+		// The client of a cluster may have sent a part of the pipeline to another server.
+		return len(g.flights) > 1 && !g.isCluster
 	}
 	doubt := g.doubtLocked()
 	isGood := func(f *flight) bool { return f.wire.isGood(doubt) }
 	return g.goodLocked() >= 0 || slices.ContainsFunc(g.flights, isGood)
 }
 
-// pauseLocked returns how long to wait until another flight starts.
+// pauseLocked returns how long to wait until another flight starts, or until the next tick if none
+// may start now.
 func (g *gather) pauseLocked() time.Duration {
 	n := len(g.flights)
-	most := mostFlights
+	limit := mostFlights
 	if n == 0 {
 		return 0
 	}
 	if g.flights[0].wire == nil {
-		// the client ends a call on a dead connection late, perhaps after all callers have left
-		most *= 2
+		// Allow more flights, because without wires a call on a dead connection ends late, perhaps
+		// after all callers have left.
+		limit *= 2
 	}
 
-	if n >= most || g.confirm || g.isRefusedLocked() {
+	if n >= limit || g.confirm || g.isRefusedLocked() {
 		return tickEvery
 	}
+
+	// The pause is 1, 4, 16 and 64 ms for one to four flights, and 256 ms for more. It began with
+	// the last pipeline.
 	return max(min(firstPause<<(2*(n-1)), lastPause)-time.Since(g.last), 0)
 }
 
@@ -408,7 +445,7 @@ func (g *gather) startLocked() {
 	if n := len(g.idle); n > 0 {
 		i := g.goodLocked()
 		if i < 0 {
-			i = n - 1
+			i = n - 1 // the one that was used last
 		}
 		f = g.idle[i]
 		g.idle = slices.Delete(g.idle, i, i+1)
@@ -421,13 +458,14 @@ func (g *gather) startLocked() {
 		return
 	}
 
+	// the Store is closed
 	for _, p := range g.waiting {
 		p.answer(result{err: redis.ErrClosed})
 	}
 	g.waiting = nil
 }
 
-// endLocked ends a flight.
+// endLocked ends a flight, and keeps it for reuse.
 func (g *gather) endLocked(f *flight) {
 	g.flights = slices.DeleteFunc(g.flights, func(other *flight) bool { return other == f })
 	g.idle = append(g.idle, f)
@@ -440,7 +478,9 @@ func (g *gather) tick() {
 	defer g.mu.Unlock()
 	now := time.Now()
 	g.next = time.Time{}
-	by := now.Add(tickEvery)
+	by := now.Add(tickEvery) // when the next tick must run at the latest
+
+	// isOver also notes in by when a call that is not over will be over.
 	isOver := func(p *call) bool {
 		if p.until.After(now) {
 			by = earlier(by, p.until)
@@ -452,7 +492,7 @@ func (g *gather) tick() {
 		for _, p := range f.batch {
 			switch {
 			case !isOver(p):
-			case f.byCaller:
+			case f.byCaller: // its caller waits for the wire and not for an answer
 				f.wire.interrupt(f.use)
 			default:
 				p.answer(result{err: errNoReply})
@@ -467,13 +507,16 @@ func (g *gather) tick() {
 		if isOver(p) {
 			p.answer(result{err: errNoReply})
 		}
-		return p.met.Load()
+		return p.met.Load() // answered just now, or its caller has left
 	})
 
 	if len(g.waiting) > 0 {
 		if g.pauseLocked() <= 0 {
 			g.startLocked()
 		}
+
+		// If a flight has just started, it may not have taken the calls yet, and the pause may be
+		// over again. So let at least 50 µs pass.
 		by = earlier(by, now.Add(max(g.pauseLocked(), 50*time.Microsecond)))
 	}
 

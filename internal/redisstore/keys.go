@@ -33,10 +33,10 @@ func keyOf(name string) (key, kind string, ok bool) {
 	}
 	_, rest, _ = strings.Cut(rest, "}:")
 	kind, key, ok = strings.Cut(rest, ":")
-	if !ok || DerivedKey(kind, key) != name {
+	if !ok || DerivedKey(kind, key) != name { // such as a name with a wrong tag
 		return "", "", false
 	}
-	if kind == "lock" {
+	if kind == "lock" { // only some keys have their lock under a derived name
 		return key, "", LockKey(key) == name
 	}
 	return key, kind, true
@@ -46,12 +46,14 @@ func keyOf(name string) (key, kind string, ok bool) {
 var escaped = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
 
 // pattern returns a glob for the Redis keys of locks whose keys begin with prefix, or "" for all.
+// The argument queue is Listing.Queue. The glob may also fit other names.
 func pattern(prefix, queue string) string {
 	switch {
 	case prefix == "":
 		return ""
 	case queue != "" || strings.HasPrefix(prefix, ours):
-		return "*" + escaped.Replace(prefix) + "*" // a derived name ends with the key
+		// Some of the names are derived, and the key is at the end of a derived name.
+		return "*" + escaped.Replace(prefix) + "*"
 	}
 	return escaped.Replace(prefix) + "*"
 }

@@ -27,8 +27,8 @@ const (
 )
 
 // rest sleeps for as long as a call has lasted, so that the server can serve other clients. The
-// argument began is the start of that call. If ctx has ended, rest returns its error, although the
-// call may have had its reply before anything noticed that.
+// argument began is the start of that call. rest returns the error of ctx, so that a list ends with
+// ctx even if the call has received its reply.
 func rest(ctx context.Context, began time.Time) error {
 	select {
 	case <-time.After(time.Since(began)):
@@ -90,14 +90,15 @@ type Reading struct {
 	Status func(c Candidate, reply any) (backend.Status, bool, error)
 }
 
-// entries runs the script for several keys, in one pipeline for each server, and returns their
-// entries.
+// entries runs the script for the candidates, in one pipeline for each server, and returns the
+// entries of those that are held or waited for. If the script or the reading of its reply fails for
+// a key, entries returns an error.
 func (r Reading) entries(ctx context.Context, s *Store, timeout time.Duration,
-	some []Candidate) ([]backend.Entry, error) {
+	candidates []Candidate) ([]backend.Entry, error) {
 	within, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	calls := make([]Call, len(some))
-	for i, c := range some {
+	calls := make([]Call, len(candidates))
+	for i, c := range candidates {
 		calls[i] = r.Call(c)
 	}
 
@@ -108,16 +109,18 @@ func (r Reading) entries(ctx context.Context, s *Store, timeout time.Duration,
 		case redis.HasErrorPrefix(err, "WRONGTYPE"):
 			return // another program has replaced the record
 		case err != nil:
-			// a pipeline that fails returns the same error for each record
+			// keep the first error, because a pipeline that fails gives all calls the same one
 			failure = cmp.Or(failure, err)
 			return
 		}
-		status, ok, err := r.Status(some[i], reply)
+		status, ok, err := r.Status(candidates[i], reply)
 		if err != nil {
 			failure = err
 		}
+
+		// The key may have become free since it was found.
 		if ok && (status.Held || len(status.Waiters) > 0) {
-			entries = append(entries, backend.Entry{Key: some[i].Key, Status: status})
+			entries = append(entries, backend.Entry{Key: candidates[i].Key, Status: status})
 		}
 	})
 
@@ -128,6 +131,7 @@ func (r Reading) entries(ctx context.Context, s *Store, timeout time.Duration,
 // because the key now has another type.
 func isPrivate(err error) bool {
 	if redis.HasErrorPrefix(err, "NOPERM") {
+		// "no permissions to access a key", and not "to run the command"
 		return strings.Contains(err.Error(), " access ")
 	}
 	return redis.HasErrorPrefix(err, "WRONGTYPE")
@@ -153,13 +157,16 @@ func (sc *scan) run(ctx context.Context, l Listing, yield func([]Candidate, erro
 	all, err := sc.s.all(within)
 	cancel()
 	if err != nil {
+		// if ctx has ended, that is why the call failed
 		yield(nil, cmp.Or(ctx.Err(), sc.s.fail(err)))
 		return
 	}
 
 	sc.master = sc.s.master()
-	for _, sc.at = range all {
-		for _, sc.records = range []Listing{l, sharedRecords} {
+	for _, at := range all {
+		sc.at = at
+		for _, records := range []Listing{l, sharedRecords} {
+			sc.records = records
 			if !sc.pass(ctx, yield) {
 				return
 			}
@@ -169,7 +176,8 @@ func (sc *scan) run(ctx context.Context, l Listing, yield func([]Candidate, erro
 
 // pass yields the pages of one server and one type. It returns false if the scan must end.
 func (sc *scan) pass(ctx context.Context, yield func([]Candidate, error) bool) bool {
-	for sc.cursor = "0"; ; {
+	sc.cursor = "0"
+	for {
 		page, err := sc.page(ctx)
 		if err != nil {
 			yield(nil, cmp.Or(ctx.Err(), err))
@@ -184,7 +192,7 @@ func (sc *scan) pass(ctx context.Context, yield func([]Candidate, error) bool) b
 	}
 }
 
-// page returns the next page of the scan.
+// page returns the candidates among the next names of the server, and moves the cursor.
 func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	if sc.s.master() != sc.master {
 		return nil, sc.s.fail(errors.New("the sentinels named a new master during the list; list " +
@@ -194,6 +202,8 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	if match := pattern(sc.prefix, sc.queue); match != "" {
 		command = append(command, "match", match)
 	}
+
+	// peek also sleeps after the command. SCAN has no key, and the name "" is not used.
 	reply, err := sc.peek(ctx, []string{""}, func(string) []string { return command })
 	if err != nil {
 		return nil, err
@@ -204,12 +214,13 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	}
 	sc.cursor = next
 
-	var locks []string // Redis keys that may have a record
-	keys := map[string]string{}
+	var locks []string          // Redis keys that may have a record
+	keys := map[string]string{} // for each of the locks, the key as the user names it
 	for _, name := range names {
 		key, kind, ok := keyOf(name)
 		switch {
 		case !ok || key == "" || !strings.HasPrefix(key, sc.prefix):
+			// The name is not that of a lock, or the list is not about this key.
 		case kind == "":
 			locks = append(locks, name)
 			keys[name] = key
@@ -233,7 +244,8 @@ func (sc *scan) page(ctx context.Context) (page []Candidate, err error) {
 	return page, nil
 }
 
-// scanned decodes the reply of SCAN.
+// scanned decodes the reply of SCAN, which has the next cursor and an array of names. ok reports
+// whether the reply is valid.
 func scanned(reply any) (next string, names []string, ok bool) {
 	parts, _ := reply.([]any)
 	if len(parts) != 2 {
@@ -255,12 +267,12 @@ func scanned(reply any) (next string, names []string, ok bool) {
 func (sc *scan) peek(ctx context.Context, names []string,
 	command func(name string) []string) ([]any, error) {
 	var all []any
-	for some := range slices.Chunk(names, peeksAtOnce) {
+	for group := range slices.Chunk(names, peeksAtOnce) {
 		began := time.Now()
 		within, cancel := context.WithTimeout(ctx, sc.timeout)
 		defer cancel()
-		commands := make([][]string, len(some))
-		for i, name := range some {
+		commands := make([][]string, len(group))
+		for i, name := range group {
 			commands[i] = command(name)
 		}
 		for i, r := range sc.at.ask(within, true, false, commands...) {
@@ -269,7 +281,7 @@ func (sc *scan) peek(ctx context.Context, names []string,
 			if sc.s.isCluster && redirects(r.Err) {
 				// Let Send find the right server, because the slot is being moved, or this server
 				// is no longer a master.
-				v, err = sc.s.Send(within, some[i], false, commands[i]...)
+				v, err = sc.s.Send(within, group[i], false, commands[i]...)
 			} else {
 				v, err = sc.s.outcome(within, sc.at, r)
 			}

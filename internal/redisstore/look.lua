@@ -13,15 +13,19 @@ end
 -- begins with a token of at least 16 characters and '#'. Otherwise it belongs to another program.
 local function latest(lock)
 	local last = redis.pcall('ZRANGE', lock, '-1', '-1', 'WITHSCORES')
-	if last.err then return nil, not string.find(last.err, 'WRONGTYPE', 1, true) and last or nil end
+	if last.err then
+		if string.find(last.err, 'WRONGTYPE', 1, true) then return nil end
+		return nil, last
+	end
 	if not last[1] then return false end
 	local token = string.match(last[1], '^([%w_~-]+)#') or ''
 	if #token < 16 or redis.call('PTTL', lock) < 0 then return nil end
 	return last[1], tonumber(last[2])
 end
 
--- members returns the members of a shared record whose term has not ended, the latest end first. It
--- begins at the index first.
+-- members returns the members of a shared record whose term has not ended at the time now, the
+-- latest end first. It leaves out members before the index first; the earliest end has the index 0,
+-- and the latest -1.
 local function members(lock, now, first)
 	local found, all = redis.call('ZRANGE', lock, first, -1, 'WITHSCORES'), {}
 	for i = #found - 1, 1, -2 do
@@ -35,7 +39,8 @@ end
 local function look(lock, n)
 	local last, till = latest(lock)
 	if not last then return {} end
-	-- Never leave out the last member: it holds the key while the key exists.
+	-- Never leave out the last member, because it holds the key while the key exists, even if its
+	-- term ends this millisecond.
 	local found = members(lock, math.min(clock(), till - 1), -n)
 	for i, member in ipairs(found) do found[i] = string.sub(member, 1, 1024) end
 	return found

@@ -42,6 +42,9 @@ func Prepare(node string, params map[string]string,
 	return prepare(node, params, connections, true)
 }
 
+// prepare makes a Store without a call to a server, and returns its method probe. For connections,
+// see newDialer. If asksRun is true, each reply of DoAll contains the run ID of the server, except
+// on a cluster.
 func prepare(node string, params map[string]string, connections int,
 	asksRun bool) (s *Store, probe func(context.Context) error, err error) {
 	a, err := parse(node)
@@ -68,18 +71,18 @@ func prepare(node string, params map[string]string, connections int,
 		rdb = d.nodes.client()
 		o.name = "redis cluster"
 	} else {
-		of := d.options(a, a.addrs...).Simple()
-		o.name = "redis " + of.Addr
+		options := d.options(a, a.addrs...).Simple()
+		o.name = "redis " + options.Addr
 		if a.kind == theSentinels {
 			d.sentinels = newSentinels(d, a)
-			of.Dialer = d.sentinels.dialMaster
-			of.OnConnect = isMaster
+			options.Dialer = d.sentinels.dialMaster
+			options.OnConnect = isMaster
 			o.name = "redis " + a.master
 		}
-		rdb = redis.NewClient(of)
-		o.connections = of.PoolSize
+		rdb = redis.NewClient(options)
+		o.connections = options.PoolSize
 		for range mostFlights {
-			d.wires = append(d.wires, newWire(*of, asksRun))
+			d.wires = append(d.wires, newWire(*options, asksRun))
 		}
 		o.namesRun = asksRun
 	}

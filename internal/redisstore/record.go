@@ -53,7 +53,7 @@ type Found struct {
 	fence   string
 }
 
-// Decode decodes a script's report on a key, and returns whether the reply is valid.
+// Decode decodes a script's report on a key, and reports whether the reply is valid.
 func Decode(reply any) (Found, bool) {
 	parts, _ := reply.([]any)
 	if len(parts) < 3 {
@@ -63,7 +63,7 @@ func Decode(reply any) (Found, bool) {
 	record, ok2 := parts[1].(string)
 	fence, ok3 := parts[2].(string)
 	f := Found{Record: record, pttl: pttl, fence: fence}
-	ok := ok1 && ok2 && ok3 && pttl >= -2
+	ok := ok1 && ok2 && ok3 && pttl >= -2 // no PTTL is below -2
 	for _, part := range parts[3:] {
 		member, isText := part.(string)
 		f.Members = append(f.Members, member)
@@ -80,6 +80,7 @@ func Refusal(reply any) (Found, bool) {
 	if len(parts) < 3 || parts[0] != int64(0) {
 		return Found{}, false
 	}
+	// Decode wants a fence after the record. Clip makes Insert copy the reply.
 	return Decode(slices.Insert(slices.Clip(parts[1:]), 2, any("")))
 }
 
@@ -89,24 +90,26 @@ func (f Found) Shared() bool { return len(f.Members) > 0 }
 // IsOurs reports whether the key has a record of hasp. Such a record always has a term.
 func (f Found) IsOurs() bool { return f.pttl >= 0 && (f.Shared() || hasToken(f.Record)) }
 
-// Without returns the report without the records for which the function own returns true.
+// Without returns the report without the records for which the function own returns true. If no
+// record is left, the report says that the key is free.
 func (f Found) Without(own func(record string) bool) Found {
-	members := slices.DeleteFunc(slices.Clone(f.Members), own)
+	others := slices.DeleteFunc(slices.Clone(f.Members), own)
 	isOnlyOwn := own(f.Record)
 	if f.Shared() {
-		isOnlyOwn = len(members) == 0
+		isOnlyOwn = len(others) == 0
 	}
 	if isOnlyOwn {
 		return Found{pttl: -2, fence: f.fence}
 	}
-	f.Members = members
+	f.Members = others
 	return f
 }
 
 // Free reports whether the key did not exist.
 func (f Found) Free() bool { return f.pttl == -2 }
 
-// Held returns the error for a key that is held.
+// Held returns the error for a key that is held. It is about the first member if the record is
+// shared. If the key has no end, RetryAfter is 0.
 func (f Found) Held() *backend.HeldError {
 	e := &backend.HeldError{Owner: Owner(f.Record), Kept: Kept(f.Record)}
 	if len(f.Members) > 0 {
@@ -123,7 +126,7 @@ func (f Found) Held() *backend.HeldError {
 	return e
 }
 
-// Status returns the status of the key.
+// Status returns the status of the key. The owner of a record that is not hasp's is "".
 func (f Found) Status() backend.Status {
 	var s backend.Status
 	if f.pttl != -2 {

@@ -5,8 +5,8 @@ import "time"
 // tookNothing reports whether a reply means that the command took no hold. For commands that
 // replicas must confirm, [Store.Send] lists these replies.
 func tookNothing(reply any) bool {
-	if all, ok := reply.([]any); ok && len(all) > 0 {
-		reply = all[0]
+	if parts, ok := reply.([]any); ok && len(parts) > 0 {
+		reply = parts[0]
 	}
 	n, ok := reply.(int64)
 	return reply == nil || ok && n <= 0

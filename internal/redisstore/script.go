@@ -33,7 +33,7 @@ func Source(files embed.FS, names ...string) string {
 	var text strings.Builder
 	for _, name := range names {
 		src, err := files.ReadFile(name + ".lua")
-		if err != nil {
+		if err != nil { // the strategy has no such file, so the part is shared
 			src, err = parts.ReadFile(name + ".lua")
 		}
 		if err != nil {

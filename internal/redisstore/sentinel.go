@@ -51,6 +51,7 @@ func (c *masterConn) Close() error {
 	return c.rawConn.Close()
 }
 
+// newSentinels returns the sentinels of a URL, which are asked again and again from now on.
 func newSentinels(d *dialer, a address) *sentinels {
 	t := &sentinels{d: d, master: a.master}
 	t.era, t.endEra = context.WithCancelCause(d.open)
@@ -70,6 +71,8 @@ func (t *sentinels) dialMaster(ctx context.Context, _, _ string) (net.Conn, erro
 	return failLater(t.dial(ctx))
 }
 
+// dial finds the master, and makes a connection to it. The dial ends, and the connection is closed
+// later, when another server becomes the master. It notes whether the master can be reached.
 func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
 	addr, era, err := t.find(ctx)
 	if err != nil {
@@ -77,9 +80,9 @@ func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(era, cancel)()
+	defer context.AfterFunc(era, cancel)() // the end of the era ends the dial, until dial returns
 	conn, err := t.d.connect(ctx, addr)
-	if context.Cause(era) == errReplaced {
+	if context.Cause(era) == errReplaced { // the connection would lead to the old master
 		if err == nil {
 			conn.Close()
 		}
@@ -87,13 +90,14 @@ func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
 	}
 
 	t.mu.Lock()
-	if addr == t.addr {
+	if addr == t.addr { // it is still the address of the master
 		t.unreachable = err != nil
 		t.reachedLocked(err == nil)
 	}
 
 	t.mu.Unlock()
 	if err != nil {
+		// diagnose shows the duration only if the dial has timed out. Then it lasted that long.
 		return nil, located{fmt.Errorf("master %s: %w", addr,
 			diagnose(err, hints{}, time.Duration(t.d.timeout.Load())))}
 	}
@@ -101,10 +105,11 @@ func (t *sentinels) dial(ctx context.Context) (net.Conn, error) {
 	return &masterConn{base, context.AfterFunc(era, func() { base.Close() })}, nil
 }
 
-// isMaster returns an error if a new connection leads to a server that is not a master.
+// isMaster returns an error if a new connection leads to a server that is not a master, or whose
+// role is not known.
 func isMaster(ctx context.Context, conn *redis.Conn) error {
 	role, err := conn.Do(ctx, "role").Slice()
-	if err == nil && slices.Index(role, any("master")) != 0 {
+	if err == nil && slices.Index(role, any("master")) != 0 { // the first element is the role
 		err = errNotMaster
 	}
 	return err
@@ -128,7 +133,8 @@ type search struct {
 }
 
 // find returns the master. Concurrent callers share a search. While the master or the sentinels
-// cannot be reached, its result is used for some time, because many callers may repeat their calls.
+// cannot be reached, find may return the result of the last search, because many callers may repeat
+// their calls.
 func (t *sentinels) find(ctx context.Context) (addr string, era context.Context, err error) {
 	s := t.start(0)
 	select {
@@ -139,12 +145,12 @@ func (t *sentinels) find(ctx context.Context) (addr string, era context.Context,
 	}
 }
 
-// start starts a search, unless one is in progress, or has ended a short time ago. The time is at
-// least the argument atLeast.
+// start starts a search and returns it. If a search is in progress, or has ended a short time ago,
+// start returns that search instead. The short time is t.wait, or atLeast if that is longer.
 func (t *sentinels) start(atLeast time.Duration) *search {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.last
+	s := t.last // its field ended is zero while it is in progress
 	if s != nil && (s.ended.IsZero() || time.Since(s.ended) < max(t.wait, atLeast)) {
 		return s
 	}
@@ -162,7 +168,8 @@ func (t *sentinels) start(atLeast time.Duration) *search {
 	return s
 }
 
-// reachedLocked records whether the master and a sentinel can be reached.
+// reachedLocked sets how long the result of a search is used: not at all if the master and a
+// sentinel can be reached, and otherwise for the duration pause.
 func (t *sentinels) reachedLocked(ok bool) {
 	t.wait = pause
 	if ok {
@@ -170,7 +177,8 @@ func (t *sentinels) reachedLocked(ok bool) {
 	}
 }
 
-// search asks all sentinels for the master, and adopts the answer with the highest epoch.
+// search asks all sentinels for the master, adopts the answer with the highest epoch, and returns
+// the known master. At the end, it sets the timer for the next search.
 func (t *sentinels) search() (addr string, era context.Context, err error) {
 	if t.d.open.Err() != nil {
 		return "", nil, redis.ErrClosed
@@ -202,14 +210,19 @@ func (t *sentinels) ask(ctx context.Context, s *redis.Client) (claimed, error) {
 		replies[i], _ = reply.([]any)
 	}
 
-	at := replies[1]
+	address := replies[1]
 	epoch, err := strconv.ParseInt(field(replies[0], "config-epoch"), 10, 64)
-	if len(at) != 2 || err != nil {
+	if len(address) != 2 || err != nil {
 		return claimed{}, fmt.Errorf("sentinel %s: %w", s.Options().Addr, resp.Unexpected(replies))
 	}
-	c := claimed{addr: net.JoinHostPort(fmt.Sprint(at[0]), fmt.Sprint(at[1])), epoch: epoch}
+	c := claimed{
+		addr:  net.JoinHostPort(fmt.Sprint(address[0]), fmt.Sprint(address[1])),
+		epoch: epoch,
+	}
+
+	// During a failover, the first reply is still about the old master. Do not use its run ID then.
 	if c.addr == net.JoinHostPort(field(replies[0], "ip"), field(replies[0], "port")) {
-		c.run = field(replies[0], "runid") // otherwise this is the run ID of the old master
+		c.run = field(replies[0], "runid")
 	}
 	return c, nil
 }
@@ -223,26 +236,33 @@ func field(reply []any, name string) string {
 	return fmt.Sprint(reply[i+1])
 }
 
-// adopt records the master in an answer, and returns the known master. If some sentinels have not
-// answered, adopt ignores an answer whose epoch is lower than the known epoch, because the sentinel
-// that gave it has missed a failover. Sentinels may name one master by several addresses. Then
-// adopt keeps the known address, unless that cannot be reached.
-func (t *sentinels) adopt(w claimed, all bool) (addr string, era context.Context) {
+// adopt records the master in the answer c, which has the highest epoch of all answers, and returns
+// the known master. The argument allAnswered says whether all sentinels have answered.
+func (t *sentinels) adopt(c claimed, allAnswered bool) (addr string, era context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !all && w.epoch < t.epoch {
+
+	// A sentinel that reports an epoch below the known one has missed a failover. Ignore its answer
+	// if some sentinels have not answered, because one of them may know the new master. If all have
+	// answered, none knows that failover, for example because they were set up anew. Then the
+	// answer counts.
+	if !allAnswered && c.epoch < t.epoch {
 		return t.addr, t.era
 	}
-	t.epoch = w.epoch
-	alias := w.run != "" && w.run == t.run && !t.unreachable
-	if w.addr != t.addr && !alias {
+	t.epoch = c.epoch
+
+	// Sentinels may name one master by several addresses. Keep the known address of the same
+	// master, unless that address cannot be reached.
+	isSame := c.run != "" && c.run == t.run
+	keepsAddr := isSame && !t.unreachable
+	if c.addr != t.addr && !keepsAddr {
 		t.endEra(errReplaced)
 		t.era, t.endEra = context.WithCancelCause(t.d.open)
-		t.addr = w.addr
+		t.addr = c.addr
 		t.unreachable = false
 	}
 
-	t.run = w.run
+	t.run = c.run
 	return t.addr, t.era
 }
 

@@ -58,11 +58,14 @@ func (at *server) send(ctx context.Context, asking, confirm bool, args []string)
 
 // ask sends commands to a server, each once, in one pipeline. If here is true, they go to this
 // process, whatever their keys are. If confirm is true, the replicas must confirm the commands that
-// took a hold. Such a pipeline has a connection of its own, so that it does not wait for others.
-// The method leaves other replies and errors unchanged, for Store.outcome.
+// took a hold. Replies and errors are unchanged, for Store.outcome.
 func (at *server) ask(ctx context.Context, here, confirm bool, commands ...[]string) []Reply {
 	replies := make([]Reply, len(commands))
-	if g := at.gather(confirm); g.confirm || here && at.isCluster {
+	g := at.gather(confirm)
+
+	// Renewals that replicas must confirm do not wait for other commands. On a cluster, only a
+	// pipeline of its own can go to this process.
+	if g.confirm || here && at.isCluster {
 		g.doApart(ctx, here, replies, commands...)
 	} else {
 		g.do(ctx, replies, commands...)
@@ -75,11 +78,13 @@ func (at *server) ask(ctx context.Context, here, confirm bool, commands ...[]str
 const errOneOfCluster = resp.ReplyError("it is one server of a cluster " +
 	"(use redis-cluster://host:port, or pass a *redis.ClusterClient)")
 
-// fault returns the reason why the server must not store locks, if there is one.
+// fault runs a script on the server and reads INFO. It returns the reason why the server must not
+// store locks, if there is one, or err if this cannot be found out.
 func (at *server) fault(ctx context.Context) (reason, err error) {
 	replies := at.ask(ctx, true, true, []string{"eval", "return 1", "0"}, []string{"info"})
 	for i, r := range replies {
-		mayLack := i > 0 && resp.IsReply(r.Err) // the user may have no right to INFO
+		// The script must run. But the user may have no right to INFO, and then its reply is nil.
+		mayLack := i > 0 && resp.IsReply(r.Err)
 		if r.Err != nil && !mayLack {
 			return nil, r.Err
 		}
@@ -90,11 +95,12 @@ func (at *server) fault(ctx context.Context) (reason, err error) {
 	if at.isCluster || InfoField(info, "cluster_enabled") == "1" {
 		cluster = at.ask(ctx, true, false, []string{"cluster", "info"})[0].Value
 	}
-	if reason := unfit(info, cluster, at.mayEvict); reason != nil {
+	if reason = unfit(info, cluster, at.mayEvict); reason != nil {
 		return reason, nil
 	}
 
-	// A client of one server can use a cluster of one master, which has all slots.
+	// A client of one server can use a cluster of one master, which has all slots. The size is 0 if
+	// no server has a slot yet, and "" without a cluster, or without the right to ask for it.
 	isSingle := slices.Contains([]string{"", "0", "1"}, InfoField(cluster, "cluster_size"))
 	if !at.isCluster && !isSingle {
 		return errOneOfCluster, nil

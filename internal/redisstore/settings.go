@@ -19,7 +19,7 @@ type settings struct {
 	bySentinels bool
 	namesRun    bool     // replies contain the run ID of the server
 	mayEvict    bool     // the server may evict keys
-	connections int      // to one server that Send replaces for one command
+	connections int      // how many connections to one server Send replaces for one command
 	replicas    int      // how many replicas must confirm a hold
 	secrets     []string // no error may contain these
 	hints       hints    // for errors of the check
@@ -30,8 +30,8 @@ type settings struct {
 // closes that of a command which begins a pipeline, and hasp closes that of a wire.
 func (s *settings) isDemoted(err error) bool { return !s.isCluster && resp.IsReadOnly(err) }
 
-// unconfirmed checks the reply to WAIT. It returns an error if too few replicas have confirmed. The
-// master has the holds, but a failover could lose them.
+// unconfirmed checks the reply to WAIT. It returns an error if too few replicas have confirmed, or
+// if this is not known. The master has the holds then, but a failover could lose them.
 func (s *settings) unconfirmed(wait Reply) error {
 	n, ok := wait.Value.(int64)
 	switch {
@@ -46,7 +46,8 @@ func (s *settings) unconfirmed(wait Reply) error {
 	return nil
 }
 
-// explain says why no server was found, and what to do, unless ctx was cancelled.
+// explain returns err, which says that no server was found, with a hint what to do. If ctx was
+// cancelled, explain returns err unchanged, because then no server is at fault.
 func (s *settings) explain(ctx context.Context, began time.Time, err error) error {
 	if ctx.Err() == context.Canceled {
 		return err
@@ -61,11 +62,11 @@ func (s *settings) fail(err error) error { return s.prefix(s.name, err) }
 // command. If err or the reply in it contains a password, prefix also drops the wrapped errors,
 // which a program could print.
 func (s *settings) prefix(name string, err error) error {
-	all := err.Error()
+	texts := err.Error()
 	if reply := redis.Error(nil); errors.As(err, &reply) {
-		all += reply.Error() // err may contain only a part of the reply
+		texts += reply.Error() // the text of err may contain only a part of the reply
 	}
-	if resp.Hide(all, s.secrets...) != all {
+	if resp.Hide(texts, s.secrets...) != texts { // there is a password in the texts
 		err = errors.New(resp.Hide(err.Error(), s.secrets...))
 	}
 	return fmt.Errorf("%s: %w", name, err)

@@ -6,11 +6,12 @@
 -- include look
 
 -- readers returns the member of a shared record whose term ends last. It returns false if the key
--- is free, and nil if it has another value.
+-- is free or all terms have ended, and nil if the key has another value. If the value cannot be
+-- read, it raises the error.
 local function readers(lock, now)
 	local member, till = latest(lock)
 	if member then return till > now and member end
-	if till then redis.call('ZRANGE', lock, '-1', '-1') end -- raises the error
+	if till then redis.call('ZRANGE', lock, '-1', '-1') end -- till is the error; raise it
 	return member
 end
 
@@ -25,13 +26,14 @@ local function fit(lock, now)
 	redis.call('PEXPIRE', lock, string.format('%.0f', math.max(tonumber(last[2]) - now, 1)))
 end
 
--- enter gives a member a term in ms. It never shortens a term, because a request may arrive twice,
--- or after a later one. It returns nothing, or the error of PEXPIRE.
+-- enter adds a member to a shared record, or prolongs its term, which is in ms from now. It never
+-- shortens a term, because a request may arrive twice, or after a later one. It returns nothing, or
+-- the error of PEXPIRE.
 local function enter(lock, member, term, now)
 	local till = tonumber(redis.call('ZSCORE', lock, member) or 0)
 	local held = till > now
-	-- A Redis without memory refuses ZADD, unless the script has written before. So a hold can be
-	-- prolonged, and a new hold is refused.
+	-- A Redis without memory refuses ZADD, unless the script has written before. So write first if
+	-- the hold is prolonged. But a new hold must be refused, so for that write later.
 	if held then expire(lock, now) end
 	redis.call('ZADD', lock, string.format('%.0f', math.max(now + term, till)), member)
 	local ok, err = pcall(fit, lock, now)
@@ -48,7 +50,8 @@ local function enter(lock, member, term, now)
 	if not held then expire(lock, now) end
 end
 
--- leave removes a member from a shared record, and returns whether others hold the key.
+-- leave removes a member, and those whose term has ended, from a shared record. It returns whether
+-- others hold the key.
 local function leave(lock, member, now)
 	redis.call('ZREM', lock, member)
 	expire(lock, now)
@@ -58,7 +61,8 @@ local function leave(lock, member, now)
 end
 
 -- find returns the member of a token, or nil if the token holds nothing. prefix is the token with
--- '#' after it. Usually the member has this owner, and no search is needed.
+-- '#' after it. Usually the member is prefix and owner, and no search is needed. But the token
+-- alone decides.
 local function find(lock, prefix, owner, now)
 	local till = redis.call('ZSCORE', lock, prefix .. owner)
 	if till and tonumber(till) > now then return prefix .. owner end

@@ -4,14 +4,14 @@
 -- Returns what Store.Granted decodes. If there is an intent, its PTTL is returned.
 -- include shared
 local now = clock()
-if readers(KEYS[1], now) == nil then
+if readers(KEYS[1], now) == nil then -- another value holds the key: a string, or Redisson's hash
 	local record = redis.pcall('GETRANGE', KEYS[1], 0, 1023)
 	if type(record) ~= 'string' then
 		record = redis.pcall('HLEN', KEYS[1]) == 1 and redis.call('HKEYS', KEYS[1])[1] or ''
 	end
 	return {0, redis.call('PTTL', KEYS[1]), string.sub(record, 1, 1024)}
 end
-local waits = redis.call('PTTL', KEYS[2])
+local waits = redis.call('PTTL', KEYS[2]) -- -2 if there is no intent
 if waits ~= -2 then return {0, waits, ''} end
 
 local fence, refused
@@ -21,4 +21,5 @@ if KEYS[3] then
 	fence, refused = nextFence(KEYS[3], ARGV[3])
 	if not fence then return refused end
 end
+-- This returns the error of enter if there is one.
 return enter(KEYS[1], ARGV[1], tonumber(ARGV[2]), now) or fence or 1

@@ -5,7 +5,7 @@
 -- Returns 1, or 0 if the token does not hold the key.
 -- include shared
 local now = clock()
-local before = redis.pcall('ZCARD', KEYS[1])
+local before = redis.pcall('ZCARD', KEYS[1]) -- 0 if nothing is stored
 if readers(KEYS[1], now) == nil then return 0 end
 local member = find(KEYS[1], ARGV[1], ARGV[2], now)
 -- The last holds may have ended just now, without a release. So the waiters are woken even if the

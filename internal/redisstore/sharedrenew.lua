@@ -6,4 +6,5 @@
 local now = clock()
 local member = readers(KEYS[1], now) and find(KEYS[1], ARGV[1], ARGV[3], now)
 if not member then return 0 end
+-- This returns the error of enter if there is one.
 return enter(KEYS[1], member, tonumber(ARGV[2]), now) or 1

@@ -37,7 +37,8 @@ const maxHops = 8
 // maxStale is how many connections of a passed client Send replaces for one command at most.
 const maxStale = 64
 
-// NewDriver returns the driver that newDriver makes of a Store over rdb. Errors name the strategy.
+// NewDriver returns the driver that newDriver makes of a Store over rdb, which the caller of hasp
+// passed. Errors name the strategy.
 func NewDriver[D backend.Driver, O any](strategy string, rdb redis.UniversalClient, o *O,
 	newDriver func(*Store, *O) (D, error)) (backend.Driver, error) {
 	if err := CheckClient(rdb); err != nil {
@@ -52,6 +53,7 @@ func NewDriver[D backend.Driver, O any](strategy string, rdb redis.UniversalClie
 
 // CheckClient refuses a client with which hasp cannot work.
 func CheckClient(rdb redis.UniversalClient) error {
+	// An interface that contains a nil pointer is not equal to nil, so ask reflect as well.
 	v := reflect.ValueOf(rdb)
 	if rdb == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return fmt.Errorf("%w: client is nil", backend.ErrInvalid)
@@ -67,6 +69,8 @@ func CheckClient(rdb redis.UniversalClient) error {
 // Store's Close does not close the client.
 func New(rdb redis.UniversalClient) *Store {
 	o := &settings{name: "redis", plain: true, connections: maxStale, hints: clientHints}
+
+	// Of any other type, such as a wrapper of the caller, hasp knows no address and no password.
 	switch c := rdb.(type) {
 	case *redis.Client:
 		// A client of sentinels has no address, and go-redis reports "FailoverClient" instead.
@@ -83,7 +87,8 @@ func New(rdb redis.UniversalClient) *Store {
 	return newStore(o, rdb, nil)
 }
 
-// newStore returns a Store. The dialer is nil if the caller of hasp passed the client rdb.
+// newStore returns a Store that uses rdb. The argument opened is the dialer of rdb if hasp made rdb
+// for a URL. It is nil if the caller of hasp passed rdb.
 func newStore(o *settings, rdb redis.UniversalClient, opened *dialer) *Store {
 	servers := &finder{settings: o, tasks: &tasks{}, rdb: rdb, opened: opened}
 	config := pubsub.Config{
@@ -105,7 +110,7 @@ func newStore(o *settings, rdb redis.UniversalClient, opened *dialer) *Store {
 		if opened != nil {
 			servers.sentinels = opened.sentinels
 			calls := servers.one.calls
-			for _, w := range opened.wires {
+			for _, w := range opened.wires { // each wire belongs to one flight
 				calls.idle = append(calls.idle, &flight{wire: w})
 			}
 		}
@@ -114,8 +119,9 @@ func newStore(o *settings, rdb redis.UniversalClient, opened *dialer) *Store {
 	return &Store{Subscriber: pubsub.New(config), finder: servers}
 }
 
-// probe checks that the server, or each master of a cluster, runs scripts, because every strategy
-// needs them.
+// probe finds the servers, and runs the method check on the server or on each master of a cluster.
+// Of the masters, only one must answer, because the others may be down for a short time. But if a
+// master answers with an error, or with a reason why it must not store locks, probe returns that.
 func (s *Store) probe(ctx context.Context) error {
 	if end, ok := ctx.Deadline(); ok {
 		// Let the dialer time out before ctx ends, because only the dialer's error has the cause.
@@ -125,8 +131,10 @@ func (s *Store) probe(ctx context.Context) error {
 
 	servers, err := s.all(ctx)
 	if err != nil {
+		// The cause says why ctx was cancelled, and err does not. But if ctx has timed out, err
+		// says more, such as which server did not answer.
 		if ctx.Err() == context.Canceled {
-			err = context.Cause(ctx) // the cause says why
+			err = context.Cause(ctx)
 		}
 		return s.fail(err)
 	}
@@ -134,7 +142,7 @@ func (s *Store) probe(ctx context.Context) error {
 	check := func(ctx context.Context, at *server) (struct{}, error) {
 		err := s.check(ctx, at)
 		if err != nil && ctx.Err() == context.Canceled {
-			err = s.prefix(at.label(), context.Cause(ctx))
+			err = s.prefix(at.label(), context.Cause(ctx)) // as above
 		}
 		return struct{}{}, err
 	}
@@ -144,7 +152,8 @@ func (s *Store) probe(ctx context.Context) error {
 		return nil
 	}
 
-	// Masters that do not answer may be missing. But the reply of a master may be an error.
+	// Ignore the masters that did not answer if another one did. But do not ignore an error that a
+	// master replied.
 	if err := worst(errs, "masters"); len(answers) == 0 || resp.IsReply(err) {
 		return err
 	}
@@ -186,7 +195,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Do is Send for a command whose first argument after the name is its key.
+// Do is Send for a command that replicas need not confirm, and whose first argument after the name
+// is its key. A command without arguments goes to the server that has the empty key.
 func (s *Store) Do(ctx context.Context, args ...string) (any, error) {
 	key := ""
 	if len(args) > 1 {
@@ -209,24 +219,25 @@ func (s *Store) Send(ctx context.Context, key string, confirm bool, args ...stri
 		return nil, err
 	}
 
-	// go-redis follows redirections, but not of a pipeline with WAIT, which goes to one server.
+	// Follow redirections here only for a pipeline with WAIT, because it goes to the client of one
+	// server. For all other commands, the client of the cluster follows them.
 	canFollow := s.isCluster && confirm && s.replicas > 0
-	asking := false
+	asking := false // ASKING must precede the command
 	for hops := 0; ; hops++ {
 		r := at.send(ctx, asking, confirm, args)
 		if r.Err == nil {
 			return r.Value, nil
 		}
 
-		// A server that redirects or refuses a command has not executed it. Limit the hops,
-		// because servers that disagree about a slot may redirect to each other without end, and
-		// because a replica may stay one.
-		var to *server
+		// A server that redirects a command, or a replica that refuses it, has not executed it. So
+		// the command may be sent again. Limit how often, because servers that disagree about a
+		// slot may redirect to each other without end, and because the replica may stay a replica.
+		var to *server // where to send the command again; nil to return the error
 		switch {
 		case canFollow && hops < maxHops && redirects(r.Err):
 			to, asking = s.follow(at, r.Err)
 		case s.isDemoted(r.Err) && hops < s.connections:
-			to = at
+			to = at // another connection to the same address may lead to the master
 		}
 		if to == nil {
 			return s.outcome(ctx, at, r)
@@ -265,7 +276,8 @@ func (s *Store) Run(ctx context.Context, sc *Script, c Call) (any, error) {
 	switch {
 	case err == nil && !ran:
 		s.ran.Store(sc, nil)
-	case err != nil && ran && redis.HasErrorPrefix(err, unknownScript):
+	case ran && redis.HasErrorPrefix(err, unknownScript):
+		// The server no longer knows the script, because it was restarted or replaced.
 		return s.Send(ctx, c.Keys[0], sc.confirm, sc.appendArgs(room[:0], c, true)...)
 	}
 
@@ -298,29 +310,33 @@ func (s *Store) ready(ctx context.Context, key string) (*server, error) {
 // check refuses a server that must not store locks: a replica, a server that may evict keys, one
 // that runs no scripts, and one of a cluster behind a client that knows only this server. Once it
 // has accepted the server, it does nothing. It runs before the first command, whether the Store was
-// opened by a URL or uses a client that the caller passed. As many replicas must confirm the script
-// as the parameter replicas says. The error names the server, and says what to do.
+// opened by a URL or uses a client that the caller passed. It runs a script, which as many replicas
+// must confirm as the parameter replicas says. The error names the server, and says what to do. It
+// is an unfitError if the server must not store locks, and otherwise says why this is not known.
 func (s *Store) check(ctx context.Context, at *server) error {
 	if at.fit.Load() {
 		return nil
 	}
 
 	began := time.Now()
-	var reason, err error
+	var reason, err error // why the server must not store locks; why this is not known
 	select {
 	case at.checking <- struct{}{}: // one caller checks, and the others wait
 		defer func() { <-at.checking }()
-	case <-time.After(hedgeAfter): // the check of the other one may wait on a dead connection
+	case <-time.After(hedgeAfter):
+		// Check as well, because the other caller's check may wait on a dead connection.
 	case <-ctx.Done():
 		err = at.calls.noReply()
 	}
 
-	if at.fit.Load() {
+	if at.fit.Load() { // another caller has checked the server meanwhile
 		return nil
 	}
 	if err == nil {
 		reason, err = at.fault(ctx)
 	}
+
+	// The errors say that the caller's command was not sent, because only the check was.
 	switch {
 	case err != nil:
 		err = resp.NotSent(err)
@@ -334,7 +350,7 @@ func (s *Store) check(ctx context.Context, at *server) error {
 	if !cancelled(ctx, err) {
 		err = diagnose(err, s.hints, time.Since(began))
 	}
-	_, err = s.outcome(ctx, at, Reply{Err: err})
+	_, err = s.outcome(ctx, at, Reply{Err: err}) // adds the name of the server
 	return err
 }
 
@@ -347,7 +363,8 @@ func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 	case err == nil:
 		return r.Value, nil
 	case cancelled(ctx, err):
-		// The server may have executed the command, because the caller has left.
+		// Report that the caller cancelled the call, and not the timeout that err shows. As after
+		// a timeout, the server may have executed the command.
 		return nil, s.prefix(at.label(), ctx.Err())
 	}
 
@@ -364,6 +381,7 @@ func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 		s.Demoted(at.node)
 	}
 
+	// If the Store has the address of a single server, that address may be wrong.
 	if !s.isCluster && !s.bySentinels {
 		if _, ok := redis.IsMovedError(err); ok {
 			err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)",
@@ -382,9 +400,10 @@ func redirects(err error) bool {
 	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK ")
 }
 
-// The function cancelled reports whether a call returned err because ctx was cancelled.
+// The function cancelled reports whether a call returned err because ctx was cancelled. The error
+// of such a call is a timeout: see errNoReply.
 func cancelled(ctx context.Context, err error) bool {
-	return err != nil && ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
+	return ctx.Err() == context.Canceled && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // AcquireShared makes one attempt to take c.Key shared. fenceTTL is the term of a fence counter in
@@ -458,6 +477,9 @@ func (s *Store) Inspect(ctx context.Context, sc *Script, key string) (backend.St
 //   - {0, PTTL, start of the record} means that the key is held. If the record is shared,
 //     a member of it follows.
 //   - {-1} means that the value of the fence counter is not a number that hasp wrote.
+//
+// Any other reply is an error. So is a grant with a fence if c is not fenced, or without one if c
+// is fenced.
 func (s *Store) Granted(reply any, c backend.Claim) (backend.Grant, error) {
 	switch r := reply.(type) {
 	case int64:
@@ -495,8 +517,9 @@ func (s *Store) Owned(reply any, err error) error {
 	return s.Unexpected(reply)
 }
 
-// List yields the keys that have records. It reads the records by the script sc. The keys of sc are
-// the lock and the fence counter, and [Found] describes its reply.
+// List yields the keys that begin with prefix and have records, which l finds. It reads the records
+// by the script sc. The keys of sc are the lock and the fence counter, and [Found] describes its
+// reply. The argument timeout limits each call to a server.
 func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, l Listing,
 	sc *Script) iter.Seq2[backend.Entry, error] {
 	return s.ListBy(ctx, prefix, timeout, Reading{
@@ -515,7 +538,8 @@ func (s *Store) List(ctx context.Context, prefix string, timeout time.Duration, 
 	})
 }
 
-// ListBy is List for a script with other keys and another reply.
+// ListBy is List for a script with other keys and another reply. After each call to a server, it
+// sleeps for as long as the call took.
 func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration,
 	r Reading) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
@@ -524,13 +548,14 @@ func (s *Store) ListBy(ctx context.Context, prefix string, timeout time.Duration
 				yield(backend.Entry{}, err)
 				return
 			}
-			for some := range slices.Chunk(page, recordsAtOnce) {
+			for candidates := range slices.Chunk(page, recordsAtOnce) {
 				began := time.Now()
-				entries, err := r.entries(ctx, s, timeout, some)
+				entries, err := r.entries(ctx, s, timeout, candidates)
 				if err == nil {
 					err = rest(ctx, began)
 				}
 				if err != nil {
+					// if ctx has ended, that is why the call failed
 					yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
 					return
 				}

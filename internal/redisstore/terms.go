@@ -15,15 +15,15 @@ func Millis(d time.Duration) string {
 	return strconv.FormatInt((d + time.Millisecond - 1).Milliseconds(), 10)
 }
 
-// Rest returns the time that is left until KeepUntil, in milliseconds rounded up. This is the term
-// of a key that is released with KeepUntil. If KeepUntil is zero or has passed, Rest returns "",
-// and the key must be freed.
+// Rest returns the time that is left until then, in milliseconds rounded up. The argument is the
+// KeepUntil of a claim, and the result is the term of the key after its release. If KeepUntil is
+// zero or has passed, Rest returns "", and the key must be freed.
 func Rest(then time.Time) string {
-	// usually KeepUntil is zero, and the clock need not be read
-	if then.IsZero() || time.Until(then) <= 0 {
+	left := time.Until(then)
+	if left <= 0 {
 		return ""
 	}
-	return Millis(max(time.Until(then), 1))
+	return Millis(left)
 }
 
 // Term returns a PTTL, which is in milliseconds, as a Duration. The result is at most a hundred
@@ -53,7 +53,8 @@ const DefaultFenceTTL = 30 * 24 * time.Hour
 // CheckFenceTTL returns the value of Options.FenceTTL: the default for zero, and an
 // error for less than a millisecond.
 func CheckFenceTTL(ttl time.Duration) (time.Duration, error) {
-	if ttl = cmp.Or(ttl, DefaultFenceTTL); ttl < time.Millisecond {
+	ttl = cmp.Or(ttl, DefaultFenceTTL)
+	if ttl < time.Millisecond {
 		return 0, fmt.Errorf("%w: fence_ttl %v is below 1ms", backend.ErrInvalid, ttl)
 	}
 	return ttl, nil

@@ -28,10 +28,10 @@ type wire struct {
 	conn  *wireConn  // nil if there is none
 	uses  int        // how often begin was called
 	until time.Time  // the deadline of a dial in the current use, or zero
-	used  time.Time  // when the last use began, or got its replies
+	used  time.Time  // when the last use began or, if it got its replies, when it got them
 	// the current use has written commands to a connection that was ready for them
 	sent    bool
-	over    bool               // the current use was interrupted
+	over    bool               // the method interrupt has ended the current use
 	began   time.Time          // when the last dial began
 	took    time.Duration      // from the begin of the last dial to the end of the set-up
 	endDial context.CancelFunc // ends the dial in progress; nil if there is none
@@ -54,14 +54,14 @@ func (w *wire) begin(now, until time.Time) (use int) {
 func (w *wire) interrupt(use int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.uses != use {
+	if w.uses != use { // a later use has begun
 		return
 	}
 	w.over = true
 	if w.endDial != nil {
 		w.endDial()
 	}
-	if w.conn != nil {
+	if w.conn != nil { // end the read or write in progress
 		w.conn.until = longAgo
 		_ = w.conn.rawConn.SetDeadline(longAgo)
 	}
@@ -77,7 +77,7 @@ func (w *wire) answered() {
 // longAgo is a deadline that has passed.
 var longAgo = time.Unix(1, 0)
 
-// state reports whether the current use was interrupted, and whether it has sent its commands.
+// state reports whether the current use was interrupted, and whether it has sent any command.
 func (w *wire) state() (over, sent bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,11 +92,12 @@ func (w *wire) isGood(since time.Time) bool {
 	return w.conn != nil && w.conn.ready && !w.used.Before(since)
 }
 
-// setUp returns how long it took to make the connection, or 100 ms if it took longer.
+// setUp returns how long it took to make the connection, or 100 ms if it took longer. An attempt to
+// renew a lease may be as short as that, and must find out that a connection is dead.
 func (w *wire) setUp() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return min(w.took, 100*time.Millisecond) // a try to renew a lease may be that short
+	return min(w.took, 100*time.Millisecond)
 }
 
 // renew closes the connection if the wire was last used before the given time.
@@ -110,7 +111,8 @@ func (w *wire) renew(before time.Time) {
 	}
 }
 
-// newWire returns a wire whose connections o makes.
+// newWire returns a wire whose client has the options o, but only one connection. The wire's dial
+// and complete call o.Dialer and o.OnConnect.
 func newWire(o redis.Options, asksRun bool) *wire {
 	w := &wire{connect: o.Dialer, check: o.OnConnect, asksRun: asksRun}
 	o.PoolSize = 1
@@ -122,19 +124,19 @@ func newWire(o redis.Options, asksRun bool) *wire {
 
 // dial makes the connection. It ends when the current use is interrupted, or at its deadline.
 func (w *wire) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, endDial := context.WithCancel(ctx)
+	defer endDial()
 	w.mu.Lock()
-	w.endDial = cancel
+	w.endDial = endDial
 	w.began = time.Now()
-	if w.over {
-		cancel()
+	if w.over { // the use was interrupted before this dial
+		endDial()
 	}
 	if !w.until.IsZero() {
-		ctx, cancel = context.WithDeadline(ctx, w.until)
-		defer cancel()
+		var release context.CancelFunc
+		ctx, release = context.WithDeadline(ctx, w.until)
+		defer release()
 	}
-
 	w.mu.Unlock()
 
 	conn, err := w.connect(ctx, network, addr)
@@ -144,13 +146,15 @@ func (w *wire) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	w.endDial = nil
 	base, ok := conn.(rawConn)
 	if !ok {
+		// The dial has failed. Then failLater returns a connection that is no rawConn.
 		return conn, err
 	}
 	w.conn = &wireConn{rawConn: base, w: w}
 	return w.conn, nil
 }
 
-// complete ends the set-up of a new connection. Commands may be sent after it.
+// complete ends the set-up of a new connection: it checks the server, and asks for its run ID if
+// asksRun. If it returns no error, the connection is ready for commands.
 func (w *wire) complete(ctx context.Context, conn *redis.Conn) error {
 	if w.check != nil {
 		if err := w.check(ctx, conn); err != nil {
@@ -167,9 +171,9 @@ func (w *wire) complete(ctx context.Context, conn *redis.Conn) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.conn == nil {
-		return nil // it was closed meanwhile, and the first command will fail
+		return nil // the connection was closed meanwhile, and the first command will fail
 	}
-	if w.conn.full {
+	if w.conn.full { // Read has found that the server refuses the connection
 		return errFull
 	}
 	w.conn.ready = true
@@ -177,20 +181,20 @@ func (w *wire) complete(ctx context.Context, conn *redis.Conn) error {
 	return nil
 }
 
-// askRun asks the server for its run ID.
+// askRun asks the server for its run ID, and stores it in w.run.
 func (w *wire) askRun(ctx context.Context, conn *redis.Conn) error {
 	info, err := conn.Do(ctx, "info", "server").Text()
-	if err != nil && !resp.IsReply(err) {
+	if err != nil {
 		return err
 	}
 
 	// Refuse a text that is no reply to INFO. A reply to INFO may lack run_id, but it always has
 	// some field.
-	if err == nil && !strings.Contains(info, ":") {
+	if !strings.Contains(info, ":") {
 		return resp.Unexpected(info)
 	}
 	w.run = InfoField(info, "run_id")
-	return err
+	return nil
 }
 
 // wireConn is the connection of a wire.
@@ -204,17 +208,20 @@ type wireConn struct {
 	until time.Time // the deadline; w.mu guards it
 }
 
-// Read notices that the server refuses the connection. go-redis does not, because it ignores the
-// reply to HELLO if that is an error. It would send the commands, and hasp could not say that they
-// were not executed.
+// Read notices if the server refuses the connection, and sets c.full. go-redis does not notice it,
+// because it ignores the reply to HELLO if that is an error. It would send the commands, and hasp
+// could not say that they were not executed.
 func (c *wireConn) Read(b []byte) (int, error) {
 	n, err := c.rawConn.Read(b)
+	// An error reply begins with a minus sign.
 	if !c.ready && strings.HasPrefix(string(b[:n]), "-"+errFull.Error()) {
 		c.full = true
 	}
 	return n, err
 }
 
+// Write notes that the current use has sent something. What is written before the connection is
+// ready belongs to the set-up, and does not count.
 func (c *wireConn) Write(b []byte) (int, error) {
 	c.w.mu.Lock()
 	c.w.sent = c.w.sent || c.ready
@@ -231,8 +238,8 @@ func (c *wireConn) Close() error {
 	return c.rawConn.Close()
 }
 
-// SetDeadline sets the deadline of reads and writes, unless the current use of the wire was
-// interrupted. go-redis sets the same deadline for a write and for the read that follows.
+// SetDeadline sets the deadline of reads and writes. If the current use of the wire was
+// interrupted, the deadline is longAgo instead, so that the next read or write fails.
 func (c *wireConn) SetDeadline(t time.Time) error {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
@@ -240,7 +247,7 @@ func (c *wireConn) SetDeadline(t time.Time) error {
 		t = longAgo
 	}
 	if t.Equal(c.until) {
-		return nil
+		return nil // go-redis sets the same deadline for a write and for the read that follows
 	}
 	c.until = t
 	return c.rawConn.SetDeadline(t)

@@ -20,8 +20,8 @@ const (
 	isRefused                // the server has refused it
 )
 
-// settleLocked lets the calls of Listen that wait for ch return err. It returns the Listeners whose
-// results were decided before.
+// settleLocked lets the calls of Subscribe that wait for ch return err. It returns the other
+// Listeners, whose calls have returned before.
 func (ch *channel) settleLocked(err error) (others []*Listener) {
 	for _, l := range ch.listeners {
 		if l.done {

@@ -34,7 +34,7 @@ type link struct {
 	// b.mu guards the fields below.
 	queue  []command // not sent yet
 	sent   []command // not answered yet; the replies come in this order
-	silent int       // ticks in a row without an answer
+	silent int       // ticks since the last answer, or since the begin
 }
 
 // command is what a link can send: a ping, or the start or end of a subscription.
@@ -66,14 +66,15 @@ func (k *link) addLocked(cmd command) {
 }
 
 // The method run connects, and reads until the connection ends. It calls the functions of the
-// Listeners on its own goroutine.
+// Listeners on its own goroutine. At the end, the link has no channels, and the method keep finds
+// other links for them.
 func (k *link) run() {
 	ctx, cancel := context.WithTimeout(k.ctx, connectTimeout)
 	c, err := subscribe(ctx, k.server)
 	cancel()
 	var writer sync.WaitGroup
 	if err == nil {
-		// Subscribe has sent a PING, so read expects its reply first.
+		// The function subscribe has sent a PING, so read expects its reply first.
 		k.conn = c
 		k.sent = []command{ping}
 		writer.Go(k.write)
@@ -113,6 +114,7 @@ func (k *link) write() {
 		}
 
 		for _, cmd := range k.take(ticked) {
+			// For channels in slots, the commands are SSUBSCRIBE and SUNSUBSCRIBE.
 			name := cmd.name
 			if name != "ping" && k.b.isSharded() {
 				name = "s" + name
@@ -126,14 +128,16 @@ func (k *link) write() {
 }
 
 // take returns the commands to send now. At each tick, it adds a ping if the server has no command
-// to answer, and drops the link if the link is dead. Messages do not count as answers, because they
-// may still arrive when commands no longer reach the server.
+// to answer, so that the server must always answer something. It drops the link if no answer has
+// come for the time deadAfter. Messages do not count as answers, because they may still arrive when
+// commands no longer reach the server.
 func (k *link) take(ticked bool) []command {
 	k.b.mu.Lock()
 	defer k.b.mu.Unlock()
 	cmds := k.queue
 	if ticked {
-		if k.silent++; k.silent == int(deadAfter/tickEvery) {
+		k.silent++
+		if k.silent == int(deadAfter/tickEvery) {
 			k.drop(errSilent)
 		}
 		if len(k.sent)+len(cmds) == 0 {
@@ -141,16 +145,17 @@ func (k *link) take(ticked bool) []command {
 		}
 	}
 
+	// Record the commands before they are sent, because replies may arrive at once.
 	k.queue = nil
-	k.sent = append(k.sent, cmds...) // before they are sent, because replies may arrive at once
+	k.sent = append(k.sent, cmds...)
 	return cmds
 }
 
 // read processes what arrives until the connection fails.
 func (k *link) read() error {
 	for {
-		// Use no timeout, because the writer makes the server answer each second, and closes a dead
-		// connection.
+		// Use no timeout, because the writer makes the server answer each second, and closes the
+		// connection if no answer comes.
 		kind, name, payload, err := receive(k.conn)
 		if err != nil && !resp.IsReply(err) {
 			return err
@@ -164,14 +169,15 @@ func (k *link) read() error {
 	}
 }
 
-// handle processes a message, the answer to a command, or, on a cluster, the end of a subscription
-// whose slot has moved. If the server has refused a command, refusal is the error that it replied,
-// and name is empty. handle returns false for anything else.
+// handle processes what receive has returned. This is a message, the answer to the oldest command
+// in k.sent, or, on a cluster, the end of a subscription whose slot has moved. For anything else,
+// handle returns false. If the server has refused the command, refusal is the error that it
+// replied, and kind and name are empty.
 func (k *link) handle(kind, name, payload string, refusal error) bool {
 	b := k.b
 	b.mu.Lock()
-	var to []*Listener
-	again := false
+	var to []*Listener // whose functions to call
+	again := false     // what the functions receive with the payload
 
 	// Do not hold mu during the delivery, because a Listener's function may call the Subscriber.
 	// Deliver before the next read, so that a Listener learns that messages may be missing before
@@ -181,7 +187,8 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 		deliver(to, payload, again)
 	}()
 
-	if slices.Contains([]string{"smessage", "ssubscribe", "sunsubscribe"}, kind) {
+	// The answers about channels in slots have an s in front.
+	if kind == "ssubscribe" || kind == "sunsubscribe" {
 		kind = kind[1:]
 	}
 	ch := b.channels[name]
@@ -199,17 +206,17 @@ func (k *link) handle(kind, name, payload string, refusal error) bool {
 		// an answer about a channel that has moved to another link meanwhile.
 		case cmd.name != "subscribe" || cmd.ch.link != k:
 		case refusal == nil:
+			// The Listeners whose Listen has returned before may have missed messages.
 			cmd.ch.state = isConfirmed
 			to = cmd.ch.settleLocked(nil)
-			payload = ""
 			again = true
 		case b.store.Cluster && redis.HasErrorPrefix(refusal, "MOVED"):
-			b.movedLocked(cmd.ch)
+			b.movedLocked(cmd.ch) // Listen waits for the subscription at the other server
 		default:
 			cmd.ch.state = isRefused // b.keep tries again
 			cmd.ch.settleLocked(refusal)
 		}
-	case kind == "unsubscribe" && b.store.Cluster:
+	case kind == "unsubscribe" && b.store.Cluster: // the server has ended the subscription
 		if ch != nil && ch.link == k {
 			b.movedLocked(ch)
 		}
@@ -226,8 +233,8 @@ const writeTimeout = time.Second
 // subscribe makes a connection for subscriptions, and sends a PING over it.
 func subscribe(ctx context.Context, rdb redis.UniversalClient) (*redis.PubSub, error) {
 	ps := rdb.Subscribe(ctx)
-	// makes the connection
-	if err := resp.Survive(func() error { return ps.Ping(ctx) }); err != nil {
+	err := resp.Survive(func() error { return ps.Ping(ctx) }) // makes the connection
+	if err != nil {
 		ps.Close()
 		return nil, err
 	}
@@ -242,7 +249,7 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// send sends PING, or a command on a channel.
+// send sends a command about a channel, or else PING. It does not wait for the answer.
 func send(ps *redis.PubSub, command, channel string) error {
 	ctx, cancel := context.WithTimeout(ended, writeTimeout)
 	defer cancel()
@@ -260,12 +267,16 @@ func send(ps *redis.PubSub, command, channel string) error {
 	return ps.Ping(ctx)
 }
 
-// receive returns the next message. The result kind is "message", or the name of the command that
-// the server answers. The error may be one that the server replied. receive has no timeout.
+// receive waits for the next message or answer, without a timeout. The result kind is "message", or
+// the name of the command that the server answers. If the result err is a reply, the server has
+// refused a command.
 func receive(ps *redis.PubSub) (kind, channel, payload string, err error) {
 	// ReceiveTimeout panics if a reply does not have the form of a message.
 	var msg any
-	err = resp.Survive(func() (err error) { msg, err = ps.ReceiveTimeout(ended, 0); return err })
+	err = resp.Survive(func() (err error) {
+		msg, err = ps.ReceiveTimeout(ended, 0)
+		return err
+	})
 	switch m := msg.(type) {
 	case *redis.Message:
 		return "message", m.Channel, m.Payload, nil

@@ -41,15 +41,16 @@ func (l *Listener) Close() {
 
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
-	if l.ch != nil {
+	if l.ch != nil { // the Subscriber was open when the Listener was made
 		i := slices.Index(l.ch.listeners, l)
 		l.ch.listeners = slices.Delete(l.ch.listeners, i, i+1)
 		l.ch.idle = time.Now() // matters if this was the last listener
 	}
 }
 
-// Relisten replaces a connection on which messages do not arrive. When a subscription is confirmed
-// again, its Listeners are called with again set to true.
+// Relisten replaces the Listener's connection, for a caller that has missed a message. All channels
+// of the connection get another one. When a subscription is confirmed again, the functions of its
+// Listeners are called with again set to true.
 func (l *Listener) Relisten() {
 	l.sub.mu.Lock()
 	defer l.sub.mu.Unlock()
@@ -58,7 +59,7 @@ func (l *Listener) Relisten() {
 	}
 }
 
-// settleLocked decides the result of Listen, unless it is decided already.
+// settleLocked decides the result of the call of Subscribe, unless it is decided already.
 func (l *Listener) settleLocked(err error) {
 	if !l.done {
 		l.done = true

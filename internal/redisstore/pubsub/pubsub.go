@@ -24,8 +24,8 @@ type Config struct {
 	// Cluster reports whether the servers are a cluster, whose channels may be in slots.
 	Cluster bool
 
-	// Reload makes the store search for the server of each slot, or for the master, and does not
-	// wait for the result. It is nil if channels cannot move to another server.
+	// Reload makes the store search for the server of each slot, and does not wait for the result.
+	// It is nil without a cluster, because then channels cannot move to another server.
 	Reload func()
 
 	// Wrap adds the name of the store to an error.
@@ -87,7 +87,8 @@ func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string,
 	select {
 	case err = <-l.settled:
 	case <-ctx.Done():
-		// If the server's answer has come at the same moment, that answer is the result.
+		// If the server's answer has come at the same moment, it is in settled already, and is the
+		// result.
 		b.mu.Lock()
 		l.settleLocked(ctx.Err())
 		b.mu.Unlock()
@@ -103,8 +104,8 @@ func (b *Subscriber) Subscribe(ctx context.Context, channel, slotKey string,
 // join adds l to the channel with the name, and subscribes to the channel if it is new. If the
 // channel's server is not found, the method keep goes on searching.
 func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string) {
-	// Do not hold mu here, because b.server may call a server. Ignore an error if the channel
-	// already has a subscription, or waits for one.
+	// Do not hold mu here, because b.server may call a server. The error matters only if the
+	// channel neither has a subscription nor waits for one.
 	server, err := b.server(ctx, slotKey)
 
 	b.mu.Lock()
@@ -130,7 +131,7 @@ func (b *Subscriber) join(ctx context.Context, l *Listener, name, slotKey string
 	switch {
 	case ch.state == isConfirmed:
 		l.settleLocked(nil)
-	case ch.state == isPending && ch.link != nil: // the reply will settle l
+	case ch.state == isPending && ch.link != nil: // the reply to the subscription will settle l
 	case err != nil:
 		l.settleLocked(err)
 	default: // also after a refusal, because the user's rights may have changed
@@ -148,8 +149,8 @@ func (b *Subscriber) Demoted(server redis.UniversalClient) {
 	}
 }
 
-// Close ends all goroutines. It waits for them, but at most a second, because a client that the
-// caller passed may not end a call when its context ends.
+// Close ends all goroutines. It waits for them, but only for the time writeTimeout, because a
+// client that the caller passed may not end a call when its context ends.
 func (b *Subscriber) Close() {
 	b.mu.Lock()
 	b.end()
@@ -158,9 +159,13 @@ func (b *Subscriber) Close() {
 	}
 	b.mu.Unlock()
 
-	done, end := context.WithTimeout(context.Background(), writeTimeout)
-	go func() { b.wg.Wait(); end() }()
-	<-done.Done()
+	// The context ends when all goroutines have ended, or after the timeout.
+	wait, end := context.WithTimeout(context.Background(), writeTimeout)
+	go func() {
+		b.wg.Wait()
+		end()
+	}()
+	<-wait.Done()
 }
 
 // lingering is how long a channel without listeners is kept.
@@ -193,8 +198,8 @@ func (b *Subscriber) keep() {
 }
 
 // removeUnused removes channels that have had no listeners for the time lingering, links that have
-// no channels, and links that have ended. It returns the channels that are left. If no channel is
-// left, the method keep ends.
+// no channels, and links that have ended. It returns the channels that are left. If there are none,
+// it notes that the method keep ends, so that join starts it again.
 func (b *Subscriber) removeUnused() []*channel {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -221,16 +226,17 @@ func (b *Subscriber) removeUnused() []*channel {
 	return slices.Collect(maps.Values(b.channels))
 }
 
-// find moves ch to the server that now has the channel's slot. Otherwise, ch could stay at a server
-// that has become a replica. A release learns from the reply of PUBLISH whether anybody listens,
-// and that reply leaves out the subscribers of replicas.
+// find moves ch to the server that now has the channel's slot, and subscribes again after a
+// refusal. Without find, ch could stay at a server that has become a replica. A release learns from
+// the reply of PUBLISH whether anybody listens, and that reply leaves out the subscribers of
+// replicas.
 func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	// Do not hold mu here, because b.server may call a server.
 	server, err := b.server(ctx, ch.slotKey)
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	lost := ch.link == nil || ch.link.ctx.Err() != nil
+	lost := ch.link == nil || ch.link.ctx.Err() != nil // ch has no connection
 	switch {
 	case b.open.Err() != nil: // the Subscriber is closed
 	case err != nil && lost:
@@ -248,8 +254,9 @@ func (b *Subscriber) find(ctx context.Context, ch *channel) {
 	}
 }
 
-// placeLocked subscribes to ch on the link to the given server. If that link has just ended, the
-// method keep finds another link.
+// placeLocked subscribes to ch on the link to the given server, and unsubscribes on the old link.
+// If there is no link to the server, it starts one. If the link has just ended, the method keep
+// finds another link.
 func (b *Subscriber) placeLocked(ch *channel, server redis.UniversalClient) {
 	k := b.links[server]
 	if k == nil {

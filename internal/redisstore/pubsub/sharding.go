@@ -17,8 +17,9 @@ type sharding struct {
 }
 
 // server returns the server that has the slot of slotKey. Scripts publish on that server. On a
-// cluster, it also asks that server whether channels are in slots. It stores the first answer for
-// all later calls, because publishers and subscribers must agree.
+// cluster, it also asks that server whether channels are in slots, and returns an error if there is
+// no answer. It stores the first answer for all later calls, because publishers and subscribers
+// must agree.
 func (h *sharding) server(ctx context.Context, slotKey string) (redis.UniversalClient, error) {
 	server, err := h.store.Server(ctx, slotKey)
 	if err != nil || !h.store.Cluster || h.known.Load() != nil {
@@ -26,7 +27,8 @@ func (h *sharding) server(ctx context.Context, slotKey string) (redis.UniversalC
 	}
 
 	// The command lacks its arguments, so it has no effect, and even a server that loads its data
-	// answers it. If there is no reply, h.known stays nil, and the next call asks again.
+	// answers it by an error. A server without sharded channels does not know the command. If there
+	// is no reply, h.known stays nil, and the next call asks again.
 	err = server.Do(ctx, "spublish").Err()
 	if err != nil && !resp.IsReply(err) {
 		return server, err

@@ -46,7 +46,9 @@ func (c Command) Reply(err error) Reply {
 	case c.Err() == redis.Nil:
 		return Reply{}
 	case err != nil && c.Err() == nil && c.Val() == nil:
-		return Reply{Err: err} // go-redis has panicked, or a hook has stopped the pipeline
+		// Nothing was stored in the command, because go-redis has panicked, or a hook has stopped
+		// the pipeline.
+		return Reply{Err: err}
 	}
 	return Reply{Value: c.Val(), Err: c.Err()}
 }
@@ -70,6 +72,8 @@ func IsUnsent(err error) bool {
 	case errors.As(err, &op) && op.Op == "dial":
 		return true
 	}
+
+	// A server that takes no more connections replies this, and executes no command.
 	return redis.HasErrorPrefix(err, "ERR max number of clients")
 }
 
@@ -98,7 +102,7 @@ const cutSecret = 8
 // only a part of a command. Redis cuts the arguments of an unknown command after 128 bytes.
 func Hide(text string, secrets ...string) string {
 	for _, secret := range secrets {
-		if secret == "" {
+		if secret == "" { // there is no password
 			continue
 		}
 		begin := secret[:min(len(secret), cutSecret)]

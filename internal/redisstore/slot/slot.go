@@ -48,6 +48,7 @@ func Number(slot int) string { return numbers()[slot] }
 // numbers, because the names of keys contain them.
 var numbers = sync.OnceValue(func() *[Count]string {
 	var all [Count]string
+	// left is how many slots have no number yet
 	for n, left := 0, Count; left > 0; n++ {
 		tag := strconv.Itoa(n)
 		if s := Of(tag); all[s] == "" {
