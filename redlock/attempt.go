@@ -52,8 +52,8 @@ type attempt struct {
 	since  time.Time     // when the waiter arrived
 	voted  chan struct{} // closed when the lead has voted
 
-	// asked[i] is closed when node i has been asked, and settle has stored its answer. The method won
-	// sets asked.
+	// asked[i] is closed when node i has been asked, and settle has stored its answer. The method
+	// won sets asked.
 	asked  []chan struct{}
 	vote   error        // the lead's vote; set before voted is closed
 	answer atomic.Int32 // the lead's answer, one of the constants above
@@ -72,8 +72,8 @@ func (a *attempt) run(ctx context.Context) (g backend.Grant, err error) {
 	defer a.m.work.Done()
 	a.hs.add(a.h)
 
-	// Without a lead, all nodes are asked at once. Otherwise, a refusal by the lead ends the attempt
-	// before the other nodes are asked.
+	// Without a lead, all nodes are asked at once. Otherwise, a refusal by the lead ends the
+	// attempt before the other nodes are asked.
 	won := (a.lead == noLead || a.askLead(ctx)) && a.won(ctx)
 	verdict := a.ballot.result()
 	switch {
@@ -148,8 +148,8 @@ func (a *attempt) won(ctx context.Context) bool {
 }
 
 // askLead asks the lead for its vote before other nodes are asked. It returns true if the attempt
-// goes on, because the lead has voted yes, or has not voted in the usual time. It returns false if the
-// ballot is decided, such as by a refusal of the lead, or if ctx ends.
+// goes on, because the lead has voted yes, or has not voted in the usual time. It returns false if
+// the ballot is decided, such as by a refusal of the lead, or if ctx ends.
 func (a *attempt) askLead(ctx context.Context) bool {
 	n := a.m.nodes[a.lead]
 	a.m.work.Go(func() { _ = a.ask(n) })
@@ -200,8 +200,8 @@ func (a *attempt) ask(n *node) error {
 	return vote
 }
 
-// requestVote asks a node for its vote, calls settle with the outcome, and returns the vote: nil for
-// yes, errNo for no, or an error that says why the node's vote does not count.
+// requestVote asks a node for its vote, calls settle with the outcome, and returns the vote: nil
+// for yes, errNo for no, or an error that says why the node's vote does not count.
 func (a *attempt) requestVote(n *node) error {
 	// Do not end the call with the caller's context. Even if the caller has left, the driver must
 	// learn whether the call took the key, so that it can release the key.
@@ -225,7 +225,8 @@ func (a *attempt) requestVote(n *node) error {
 	began := time.Now()
 	r := a.send(ctx, n)
 
-	// Call settle at once, because a release may wait for it. checkVote below may call the node again.
+	// Call settle at once, because a release may wait for it. checkVote below may call the node
+	// again.
 	a.hs.settle(a.h, n.i, r)
 
 	switch r.vote {
@@ -252,8 +253,8 @@ func (a *attempt) send(ctx context.Context, n *node) reply {
 		r := a.sendPlain(ctx, n)
 
 		// If the server has replied with an error, ask again by the script. A server that cannot
-		// write, for example because it has no memory left, refuses SET even if the key is held. Only
-		// the script finds out whether the key is held.
+		// write, for example because it has no memory left, refuses SET even if the key is held.
+		// Only the script finds out whether the key is held.
 		if !resp.IsReply(r.vote) {
 			return r
 		}
@@ -264,8 +265,8 @@ func (a *attempt) send(ctx context.Context, n *node) reply {
 
 // sendPlain asks for a vote by plain commands, which cost the server less than a script. The
 // commands are sent together over one connection, so one run of one server executes them in order.
-// The GET comes after the SET. So if the node loses the record again with its data before the GET, the
-// reply does not have the mark that the driver knows.
+// The GET comes after the SET. So if the node loses the record again with its data before the GET,
+// the reply does not have the mark that the driver knows.
 func (a *attempt) sendPlain(ctx context.Context, n *node) reply {
 	commands := [][]string{
 		{"set", redisstore.LockKey(a.c.Key), a.h.record, "px", redisstore.Millis(a.c.TTL), "nx"},
@@ -277,7 +278,8 @@ func (a *attempt) sendPlain(ctx context.Context, n *node) reply {
 		commands = commands[:2] // without INFO, because each reply names the run
 	}
 	replies := n.store.DoAll(ctx, commands...)
-	set, get, last := replies[0], replies[1], replies[len(replies)-1] // last is INFO's, or get again
+	set, get := replies[0], replies[1]
+	last := replies[len(replies)-1] // the reply to INFO, or get
 	mark, _ := get.Value.(string)
 	id := standing{mark: mark, run: cmp.Or(last.Run, runOf(last.Value))}
 
@@ -285,7 +287,8 @@ func (a *attempt) sendPlain(ctx context.Context, n *node) reply {
 	case set.Err != nil:
 		return reply{vote: set.Err, unknown: mayArrive(set.Err)}
 	case set.Value == nil:
-		// This counts even if the other commands failed, because a refusal gives the key to no caller.
+		// This counts even if the other commands failed, because a refusal gives the key to no
+		// caller.
 		return reply{vote: errNo, id: id}
 	case set.Value != "OK":
 		return reply{vote: n.store.Unexpected(set.Value), unknown: true}
@@ -331,9 +334,9 @@ func (a *attempt) sendScript(ctx context.Context, n *node) reply {
 	return reply{vote: n.store.Unexpected(found), unknown: true}
 }
 
-// decode decodes a reply of the script, whose first element is 1 for yes, 0 for no, and -1 if the node
-// can propose no fence. From the lead, decode also stores the answer about the queue. The result ok is
-// false if the reply is none of these.
+// decode decodes a reply of the script, whose first element is 1 for yes, 0 for no, and -1 if the
+// node can propose no fence. From the lead, decode also stores the answer about the queue. The
+// result ok is false if the reply is none of these.
 func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
 	parts, _ := found.([]any)
 	switch {
@@ -368,9 +371,9 @@ func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
 // not have the key.
 //
 // When the attempt wins, the answers of its quorum must be newer than attemptTime. The votes of a
-// slower attempt may be lost by now, while repaired records of another hold count (see copyOn). So a
-// slow attempt asks the nodes whether they still have its record, until the answers are new enough.
-// An attempt with a fence asks at least once, because the nodes must store the fence.
+// slower attempt may be lost by now, while repaired records of another hold count (see copyOn). So
+// a slow attempt asks the nodes whether they still have its record, until the answers are new
+// enough. An attempt with a fence asks at least once, because the nodes must store the fence.
 func (a *attempt) confirm(ctx context.Context) (fence uint64, err error) {
 	asked := a.h.began // when the nodes were last asked
 	mustAsk := a.c.Fenced

@@ -23,9 +23,9 @@ var (
 )
 
 // ballot counts the votes of the nodes, either on a hold that exists or on taking a key. It has a
-// verdict as soon as pending votes cannot change the result. If a key is to be taken, the verdict is
-// never yes: redsync counts the votes for a win, and the ballot finds what redsync does not know,
-// that a win has become impossible.
+// verdict as soon as pending votes cannot change the result. If a key is to be taken, the verdict
+// is never yes: redsync counts the votes for a win, and the ballot finds what redsync does not
+// know, that a win has become impossible.
 type ballot struct {
 	names  []string // of the nodes
 	taking bool     // the nodes vote on taking a key, and otherwise on a hold that exists
@@ -56,8 +56,8 @@ func (b *ballot) cast(i int, vote error) (decided bool) {
 	return b.decideLocked(b.countLocked())
 }
 
-// tallyLocked returns how many nodes have voted yes and no, how many may still vote, and the smallest
-// majority.
+// tallyLocked returns how many nodes have voted yes and no, how many may still vote, and the
+// smallest majority.
 func (b *ballot) tallyLocked() (yes, no, pending, quorum int) {
 	for _, vote := range b.votes {
 		switch vote {
@@ -112,7 +112,8 @@ func (b *ballot) decide(verdict error) {
 	b.decideLocked(verdict)
 }
 
-// decideLocked is decide with mu held. It reports whether the ballot had no verdict and now has one.
+// decideLocked is decide with mu held. It reports whether the ballot had no verdict and now has
+// one.
 func (b *ballot) decideLocked(verdict error) (decided bool) {
 	if b.verdict != errPending || verdict == errPending {
 		return false
@@ -141,8 +142,8 @@ func (b *ballot) result() error {
 }
 
 // failures returns the error of a ballot without a quorum. It contains the errors of the nodes that
-// do not vote. If the caller has stopped waiting, it also contains an error for each node that has not
-// voted yet.
+// do not vote. If the caller has stopped waiting, it also contains an error for each node that has
+// not voted yet.
 func (b *ballot) failures() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,8 +160,8 @@ func (b *ballot) failures() error {
 	return outage(errs)
 }
 
-// err returns the result of a ballot on a hold that exists: nil if a quorum has voted yes, ErrLost if
-// the hold is lost, and otherwise the error of failures.
+// err returns the result of a ballot on a hold that exists: nil if a quorum has voted yes, ErrLost
+// if the hold is lost, and otherwise the error of failures.
 func (b *ballot) err() error {
 	switch b.result() {
 	case nil:

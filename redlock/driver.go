@@ -160,8 +160,8 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	// Make this driver's own renewals of the key fail, because they would write the record again.
 	d.hs.end(key)
 
-	// Wait for all nodes, as said above. If ctx ends, the calls continue, so the key may still become
-	// free.
+	// Wait for all nodes, as said above. If ctx ends, the calls continue, so the key may still
+	// become free.
 	return d.m.poll(ctx, true, func(n *node) error {
 		// Ask a suspect node as well, because its record would stay.
 		return n.exchange(inspectTimeout, func(ctx context.Context) error {

@@ -110,9 +110,9 @@ func (m *members) patience() (longest time.Duration) {
 }
 
 // leader returns the index of the node that contended attempts ask first, or noLead if no node is
-// fit. It is the first node in order that votes, is healthy, and is not much slower than the fastest
-// node. Clients should agree on the lead: those with different leads may split the votes, and their
-// waiters stand in different queues.
+// fit. It is the first node in order that votes, is healthy, and is not much slower than the
+// fastest node. Clients should agree on the lead: those with different leads may split the votes,
+// and their waiters stand in different queues.
 func (m *members) leader() int {
 	fastest := forever
 	for _, n := range m.nodes {
@@ -183,10 +183,10 @@ func (m *members) poll(ctx context.Context, all bool, ask func(n *node) error) e
 	return b.err()
 }
 
-// query asks all nodes about keys, and returns a survey of each key, in the order of keys. A call to a
-// node takes at most the duration timeout. After each answer, the function wait looks at the surveys
-// so far, and returns how long to wait for other nodes, as in gather. The surveys leave out the
-// records for which the function skip returns true. Skip may be nil.
+// query asks all nodes about keys, and returns a survey of each key, in the order of keys. A call
+// to a node takes at most the duration timeout. After each answer, the function wait looks at the
+// surveys so far, and returns how long to wait for other nodes, as in gather. The surveys leave out
+// the records for which the function skip returns true. Skip may be nil.
 func (m *members) query(
 	ctx context.Context, keys []string, timeout time.Duration, skip func(record string) bool,
 	wait func(surveys []*survey) time.Duration,
@@ -224,10 +224,10 @@ func (m *members) query(
 	return surveys
 }
 
-// markNewSet marks all nodes that answer, if the set is new, so that they vote at once. A set is new
-// if a majority of its nodes answers, and none of the nodes that answer has a mark. If the set does
-// not look new, but n has no mark, markNewSet asks once more after a pause, because another process
-// may be marking the set. The context ctx must have a deadline.
+// markNewSet marks all nodes that answer, if the set is new, so that they vote at once. A set is
+// new if a majority of its nodes answers, and none of the nodes that answer has a mark. If the set
+// does not look new, but n has no mark, markNewSet asks once more after a pause, because another
+// process may be marking the set. The context ctx must have a deadline.
 func (m *members) markNewSet(ctx context.Context, n *node) {
 	m.newSet <- struct{}{}
 	defer func() { <-m.newSet }()
@@ -244,8 +244,8 @@ func (m *members) markNewSet(ctx context.Context, n *node) {
 		unmarked, isNew = m.unmarked(ctx)
 	}
 
-	// If n is not among the nodes without a mark, there is nothing to do for it: it has not answered,
-	// or another process has marked the set.
+	// If n is not among the nodes without a mark, there is nothing to do for it: it has not
+	// answered, or another process has marked the set.
 	if unmarked[n.i] == nil || !isNew {
 		return
 	}
@@ -262,9 +262,9 @@ func (m *members) markNewSet(ctx context.Context, n *node) {
 // standing of a node is nil if the node has a mark, returns an error, or does not answer within
 // half of the time that is left before the deadline of ctx.
 //
-// The set counts as new if a majority answers, and no node that answers has a mark. This is safe: if
-// a key had a holder, a majority with marks would have voted for it. Each of these nodes would now
-// be silent or without its data, and no hold needs to survive the loss of a majority.
+// The set counts as new if a majority answers, and no node that answers has a mark. This is safe:
+// if a key had a holder, a majority with marks would have voted for it. Each of these nodes would
+// now be silent or without its data, and no hold needs to survive the loss of a majority.
 func (m *members) unmarked(ctx context.Context) (standings []*standing, isNew bool) {
 	end, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(ctx, time.Until(end)/2)

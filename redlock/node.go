@@ -121,8 +121,8 @@ func (n *node) suspicionLocked() error {
 	return n.errorf("no answer for %v: %w", silent, os.ErrDeadlineExceeded)
 }
 
-// admit returns nil if the node may be asked now: it is not suspect, or its next probe is due, which
-// the caller then makes. Otherwise admit returns why the node is suspect.
+// admit returns nil if the node may be asked now: it is not suspect, or its next probe is due,
+// which the caller then makes. Otherwise admit returns why the node is suspect.
 func (n *node) admit() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -145,9 +145,9 @@ func (n *node) call(timeout time.Duration, f func(ctx context.Context) error) er
 	return n.exchange(timeout, f)
 }
 
-// exchange runs f, which sends commands to the node, within the duration timeout, and records whether
-// the node has answered. f gets no caller's context, because if the caller's end cut f short, it would
-// not be known whether the node answers.
+// exchange runs f, which sends commands to the node, within the duration timeout, and records
+// whether the node has answered. f gets no caller's context, because if the caller's end cut f
+// short, it would not be known whether the node answers.
 func (n *node) exchange(timeout time.Duration, f func(ctx context.Context) error) error {
 	ctx := calls.WithTimeout(context.Background(), nil, timeout)
 	defer ctx.End()
@@ -187,8 +187,8 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) ([]redisst
 }
 
 // observe records what the outcome of a call says about the node: its latency, and whether it is
-// suspect. The call was sent at the time began, and ended with err. observe returns err as the error
-// of this node (see nodeError).
+// suspect. The call was sent at the time began, and ended with err. observe returns err as the
+// error of this node (see nodeError).
 func (n *node) observe(began time.Time, err error) error {
 	late := isTimeout(err)
 	closed := isDisconnected(err)
@@ -204,8 +204,8 @@ func (n *node) observe(began time.Time, err error) error {
 	case late || refuses || closed:
 		n.latency.Store(0) // the node cannot lead until it has answered a call
 	case err == nil && n.suspectSince.IsZero():
-		// Move the smoothed latency by an eighth of the difference. Store at least 1, because 0 means
-		// that the latency is unknown.
+		// Move the smoothed latency by an eighth of the difference. Store at least 1, because 0
+		// means that the latency is unknown.
 		old := cmp.Or(n.trip(), took)
 		n.latency.Store(int64(max(old+(took-old)/8, 1)))
 	}
@@ -275,8 +275,9 @@ func (n *node) checkVote(ctx context.Context, id standing, began time.Time) erro
 	_, longest, _ := timesOf(s.mark)
 	isTooShort := !s.votesFrom.IsZero() && n.m.longestTTL.Load() > longest
 	if s.run != id.run || s.mark != id.mark || isTooShort {
-		// The known standing is out of date, so ask the node again. The vote has another run or mark,
-		// or the wait of the node is too short, because the driver has learned of a longer term since.
+		// The known standing is out of date, so ask the node again. The vote has another run or
+		// mark, or the wait of the node is too short, because the driver has learned of a longer
+		// term since.
 		var err error
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
@@ -300,18 +301,19 @@ func (n *node) checkVote(ctx context.Context, id standing, began time.Time) erro
 	return nil
 }
 
-// checkRun returns an error if the mark in a reply of the node names another run than the known mark
-// of the node. Then the address may lead to the server of another node, which would count twice. The
-// argument run is the run that the mark in the reply names. It is empty if there was no mark, and
-// then checkRun finds no error. A new server that has a copy of the old mark is not noticed.
+// checkRun returns an error if the mark in a reply of the node names another run than the known
+// mark of the node. Then the address may lead to the server of another node, which would count
+// twice. The argument run is the run that the mark in the reply names. It is empty if there was no
+// mark, and then checkRun finds no error. A new server that has a copy of the old mark is not
+// noticed.
 func (n *node) checkRun(run string) error {
 	s := n.standing.Load()
 	if s != nil && run == runOfMark(s.mark) {
 		return nil
 	}
 
-	// The standing is not known or out of date. Without a mark in the reply, this also gives the node a
-	// new mark.
+	// The standing is not known or out of date. Without a mark in the reply, this also gives the
+	// node a new mark.
 	n.refreshInBackground()
 	if s != nil && run != "" {
 		return n.errorf("was restarted, or another server answers at its address")
@@ -322,8 +324,9 @@ func (n *node) checkRun(run string) error {
 // checkRefusal returns an error if the refusal of a vote must not count, because the server of
 // another node has given it. The argument mark is the mark in the refusal.
 func (n *node) checkRefusal(mark string) error {
-	// The node may have no mark. Give it one, because every use of a node must leave a mark there: a
-	// node without a mark, although other nodes have one, must have lost its data or never been used.
+	// The node may have no mark. Give it one, because every use of a node must leave a mark there:
+	// a node without a mark, although other nodes have one, must have lost its data or never been
+	// used.
 	if n.standing.Load().mark != mark {
 		n.refreshInBackground()
 	}
@@ -333,9 +336,9 @@ func (n *node) checkRefusal(mark string) error {
 // errSameServer is the error of two nodes that are one server.
 var errSameServer = errors.New("and would vote twice: name it once" + unsafeHint)
 
-// checkServer returns an error if another node has the given run, or has a mark that names this run.
-// If so, the address of n leads to the server of that node, whose answers must not count for n. If
-// run is unknown or Options.AllowUnsafeNodes is set, checkServer returns nil.
+// checkServer returns an error if another node has the given run, or has a mark that names this
+// run. If so, the address of n leads to the server of that node, whose answers must not count for
+// n. If run is unknown or Options.AllowUnsafeNodes is set, checkServer returns nil.
 func (n *node) checkServer(run string) error {
 	if n.m.unsafe || run == "" || run == unknownRun {
 		return nil
@@ -371,10 +374,10 @@ func (n *node) refreshInBackground() {
 	}
 }
 
-// refreshMark asks for the node's standing, and gives the node a mark if it needs one. If any caller
-// has asked after the time since, refreshMark returns that answer instead. So with a zero since,
-// any known standing will do. Only one caller asks at a time. Close may cancel the call to the node,
-// because that call takes no key.
+// refreshMark asks for the node's standing, and gives the node a mark if it needs one. If any
+// caller has asked after the time since, refreshMark returns that answer instead. So with a zero
+// since, any known standing will do. Only one caller asks at a time. Close may cancel the call to
+// the node, because that call takes no key.
 func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -419,9 +422,9 @@ func (n *node) accept(s *standing) error {
 		return nil
 	}
 
-	// Two servers may have swapped their addresses. If the server that was known for n is not at the
-	// address of n any more, forget it, so that the other node may have it. The other node loses its
-	// own standing in the same way, when another server answers there.
+	// Two servers may have swapped their addresses. If the server that was known for n is not at
+	// the address of n any more, forget it, so that the other node may have it. The other node
+	// loses its own standing in the same way, when another server answers there.
 	if old := n.standing.Load(); old != nil && old.run != s.run {
 		n.standing.Store(&standing{})
 	}
@@ -436,17 +439,18 @@ func (n *node) updateMark(ctx context.Context, s *standing) error {
 		return err
 	}
 
-	// The node has no mark. If the whole set is new, markNewSet gives all nodes marks with which they
-	// vote at once, and the writeMark after it keeps that mark. Otherwise, that writeMark gives this
-	// node a mark that makes it wait.
+	// The node has no mark. If the whole set is new, markNewSet gives all nodes marks with which
+	// they vote at once, and the writeMark after it keeps that mark. Otherwise, that writeMark
+	// gives this node a mark that makes it wait.
 	n.m.markNewSet(ctx, n)
 	return n.writeMark(ctx, s, anyNode, 0)
 }
 
 // writeMark runs mark.lua on the node, and fills in the standing s from the reply. The script keeps
 // the node's mark if it names the present run of the server, and otherwise writes a new mark. If
-// which is onlyMarked and the node has no mark, it writes none. A new mark makes the node wait before
-// it votes, unless the run of the server is s.run, and its clock is before atOnceUntil, a time in ms.
+// which is onlyMarked and the node has no mark, it writes none. A new mark makes the node wait
+// before it votes, unless the run of the server is s.run, and its clock is before atOnceUntil, a
+// time in ms.
 func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceUntil int64) error {
 	known := strconv.FormatInt(n.m.longestTTL.Load(), 10)
 	reply, err := n.store.Run(ctx, markScript, redisstore.Call{

@@ -134,9 +134,9 @@ func options(p map[string]string) (*Options, error) {
 	return o, nil
 }
 
-// probe asks all nodes at once, and returns as err why the driver cannot be opened. When a quorum has
-// answered without an error, probe waits at most the time openGrace for the other nodes. The call to
-// a late node continues after that.
+// probe asks all nodes at once, and returns as err why the driver cannot be opened. When a quorum
+// has answered without an error, probe waits at most the time openGrace for the other nodes. The
+// call to a late node continues after that.
 //
 // If a node answers with an error, such as a wrong password, or if its server must not store locks,
 // probe returns that error even if the others are a quorum, because waiting does not help. A node
@@ -194,9 +194,9 @@ func probe(
 	return nil, nil
 }
 
-// isLasting reports whether err is an error that waiting does not change: the node has answered with
-// it, or the node's server must not store locks. The errors of a server that loads its data, runs a
-// slow script or has too many clients do not last.
+// isLasting reports whether err is an error that waiting does not change: the node has answered
+// with it, or the node's server must not store locks. The errors of a server that loads its data,
+// runs a slow script or has too many clients do not last.
 func isLasting(err error) bool {
 	for _, passing := range []string{"LOADING", "BUSY", "max number of clients"} {
 		if goredis.HasErrorPrefix(err, passing) {
