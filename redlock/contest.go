@@ -10,7 +10,7 @@ import (
 
 const (
 	wantedFor = time.Second // how long a key counts as contended after a refusal
-	maxWanted = 256         // how many contended keys are remembered; rivals for others may split votes
+	maxWanted = 256         // how many contended keys are remembered
 	maxRounds = 3           // how often acquire asks again for a key that may be free
 )
 

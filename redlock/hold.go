@@ -43,7 +43,7 @@ type hold struct {
 type copyOn struct {
 	mayHold   bool          // the node may have the record
 	mayArrive bool          // a command of unknown outcome may still write the record
-	inFlight  chan struct{} // closed when the command in flight that writes the record has ended; or nil
+	inFlight  chan struct{} // closed when the command that writes the record has ended; or nil
 	proposal  uint64        // the fence that the node has proposed
 
 	countsUntil time.Time // until when the record counts for renewals, if the node keeps its data
@@ -75,8 +75,9 @@ func newHold(c backend.Claim, number, lead int, m *members) *hold {
 	}
 	h.record = h.prefix + c.Owner
 
-	// The last command that writes the record is sent within one Timeout, in which the lead votes
-	// first, and arrives within another. Add a third for the second release (see removal).
+	// The record lasts for the TTL from when it is written. That may be three Timeouts late: one
+	// for the lead's vote, one for the votes of the other nodes, and one for a command of unknown
+	// outcome to arrive.
 	h.expiry = h.began.Add(c.TTL + 3*c.Timeout)
 	return h
 }
