@@ -88,6 +88,8 @@ func (w *waiting) wait(ctx context.Context) (g backend.Grant, err error) {
 		case took >= w.c.Timeout/3:
 			// ctx has ended the look. But no quorum has answered for a third of the Timeout, so the
 			// last refusal is too old to be returned.
+			//
+			// If the look took less time, sleep returns at once, and the last refusal is returned below.
 			err = fmt.Errorf("no quorum has answered: %w", os.ErrDeadlineExceeded)
 			return g, &backend.UnavailableError{Since: began, Err: err}
 		}
@@ -283,8 +285,10 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 			first = minSleep
 		}
 
-		d = min(first<<min(w.failures, 10), longest) // at most 10, so that the shift does not overflow
-		d -= rand.N(d * 3 / 4)                       // much, so that rivals do not collide again
+		// Limit the shift, which could overflow. Subtract a large random part, so that rivals do not
+		// collide again.
+		d = min(first<<min(w.failures, 10), longest)
+		d -= rand.N(d * 3 / 4)
 	}
 
 	// The first waiter looks when the holder's term ends according to the last survey.
@@ -302,7 +306,7 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	if end, ok := ctx.Deadline(); ok {
 		if left := time.Until(end) - w.took*3/2 - minSleep; left >= minSleep && left <= d {
 			d = left
-			w.surveyed = time.Time{} // so that the look asks all nodes, and the error names the holder
+			w.surveyed = time.Time{} // so that the look asks all nodes for the holder
 		}
 	}
 
