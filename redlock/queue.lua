@@ -12,8 +12,8 @@
 -- First means that no other caller has waited longer.
 local waiter, held, first = ARGV[4], redis.call('EXISTS', KEYS[1]) == 1, true
 
--- Ignore errors, because the order is not guaranteed. If this user may not keep a queue, or if another
--- value has one of the queue's keys, callers take the lock in any order.
+-- Ignore errors, because the order is not guaranteed. If this user may not keep a queue, or if
+-- another value has one of the queue's keys, callers take the lock in any order.
 pcall(function()
 	local now = clock()
 	local arrived = now - tonumber(ARGV[5])
@@ -27,8 +27,8 @@ pcall(function()
 	end
 	redis.call('ZADD', KEYS[5], now, waiter)
 	local new = redis.call('ZADD', KEYS[4], 'NX', arrived, waiter) == 1
-	-- A look of the first waiter, or of a new one, prolongs the queue. The others need not, because if
-	-- the first waiter dies, the next one becomes the first before the queue expires.
+	-- A look of the first waiter, or of a new one, prolongs the queue. The others need not, because
+	-- if the first waiter dies, the next one becomes the first before the queue expires.
 	if not first and not new then return end
 	redis.call('PEXPIRE', KEYS[5], 2 * window)
 	redis.call('PEXPIRE', KEYS[4], 2 * window)
