@@ -99,10 +99,10 @@ func (l *Locker) Delay(d time.Duration) { l.link.set(false, d) }
 type link struct {
 	timeout time.Duration // bounds a call, so with a longer delay no call is answered
 
-	mu      sync.Mutex // guards the fields below
-	down    bool          // no call is answered
-	delay   time.Duration // how long each answer takes
-	waiters sync.WaitGroup // calls in the queue of the store
+	mu      sync.Mutex         // guards the fields below
+	down    bool               // no call is answered
+	delay   time.Duration      // how long each answer takes
+	waiters sync.WaitGroup     // calls in the queue of the store
 	uncut   context.Context    // ends when the waiters are cut off
 	cut     context.CancelFunc // ends uncut
 }
