@@ -107,7 +107,9 @@ func (ct *contest) acquire(ctx context.Context, c backend.Claim) (backend.Grant,
 		ct.refused(c.Key)
 		s := askFor(ctx, ct.m, c, noLead)
 		outage := s.outage(ctx)
-		isKnown := s.holder != nil || outage != nil || s.answers == len(ct.m.nodes)
+
+		// Asking once more would say no more than this survey, unless the records change.
+		isFinal := s.holder != nil || outage != nil || s.answers == len(ct.m.nodes)
 		switch {
 		case outage != nil && lead != noLead:
 			// A refusal by the lead is not one by a quorum, which alone proves that the key is
@@ -120,9 +122,9 @@ func (ct *contest) acquire(ctx context.Context, c backend.Claim) (backend.Grant,
 			// at once, one of them nearly always wins.
 			g, _, err = ct.attempt(ctx, c, number, noLead, nil)
 			number++
-		case isKnown, s.unheld(), round == maxRounds:
-			// No holder can be found by asking once more. If there is none, other callers wait for
-			// the key, or rivals have won each round.
+		case isFinal, s.unheld(), round == maxRounds:
+			// The attempt stays refused, by the holder if the survey has found one. Otherwise other
+			// callers wait for the key, or the rounds are used up.
 			return g, s.heldError()
 		default:
 			// Ask once more: a late node may be free, or a record may be about to be released.

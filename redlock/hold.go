@@ -38,8 +38,8 @@ type hold struct {
 //
 // A record that does not count is repaired after a renewal. Then it counts, if at least attemptTime
 // of a term that a quorum has granted was left. This is safe even if the node has voted for another
-// caller before. When that caller's attempt wins, its answers are at most attemptTime old. So it
-// must win before the term ends, and until then the other nodes of the quorum refuse it.
+// caller before. That caller's attempt wins only with answers that are at most attemptTime old. So it
+// must win before the term ends, and until then the other nodes of the quorum vote no.
 type copyOn struct {
 	mayHold   bool          // the node may have the record
 	mayArrive bool          // a command of unknown outcome may still write the record
@@ -85,7 +85,7 @@ func newHold(c backend.Claim, number, lead int, m *members) *hold {
 // foundHold returns a hold of c that this driver does not know, such as one of an earlier process.
 // Its records begin with prefix. The hold does not have the full record.
 func foundHold(c backend.Claim, prefix string, m *members) *hold {
-	h := newHold(c, 1, noLead, m)
+	h := newHold(c, 1, noLead, m) // not 0, because other attempts may have had the token
 	h.prefix = prefix
 	for i := range h.on {
 		h.on[i].mayHold = true // because any node may have the record

@@ -371,7 +371,7 @@ func (hs *holds) confirm(ctx context.Context, h *hold, asked []chan struct{}) (
 	})
 
 	if err != nil && ctx.Err() != nil {
-		err = ctx.Err()
+		err = ctx.Err() // which has ended the poll
 	}
 	return fence, err
 }

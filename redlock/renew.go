@@ -89,9 +89,9 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 		}
 
 		n.store.RunEach(ctx, renewScript, calls, func(j int, reply any, e error) {
-			vote := e
+			var vote error
 			if e != nil {
-				err = e
+				err = e // the outcome of the exchange
 				vote = n.nodeError(e, timeout)
 			} else {
 				prolongs := calls[j].Args[1] != "" // the term
@@ -230,7 +230,7 @@ func (r *renewal) adopt(ctx context.Context) error {
 	}
 	s := m.query(ctx, []string{c.Key}, c.Timeout, isForeign, wait)[0]
 	switch {
-	case s.holder != nil:
+	case s.holder != nil: // adopted below
 	case s.unheld():
 		return backend.ErrLost
 	case ctx.Err() != nil:

@@ -87,9 +87,8 @@ func (w *waiting) wait(ctx context.Context) (g backend.Grant, err error) {
 			return g, &backend.UnavailableError{Since: began, Err: err}
 		case took >= w.c.Timeout/3:
 			// ctx has ended the look. But no quorum has answered for a third of the Timeout, so the
-			// last refusal is too old to be returned.
-			//
-			// If the look took less time, sleep returns at once, and the last refusal is returned below.
+			// last refusal is too old to be returned. After a shorter look, sleep returns at once,
+			// and the last refusal is returned below.
 			err = fmt.Errorf("no quorum has answered: %w", os.ErrDeadlineExceeded)
 			return g, &backend.UnavailableError{Since: began, Err: err}
 		}
