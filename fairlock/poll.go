@@ -256,7 +256,7 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 	if g.err != nil {
 		// Poll again soon, because places end if no poll keeps them.
 		g.noteFailureLocked(g.err, sent)
-		next = next.Add(pause(3))
+		next = next.Add(pause(3)) // 80 to 160 ms
 	} else {
 		g.outageSince = time.Time{}
 		g.outage = nil

@@ -235,7 +235,7 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	gaps := g.sub.gaps // read before the call, because a message may come before the reply
 
 	// If another call has just kept the client's places, let this place end with those. The next
-	// poll is early enough for all of them, and the server answers by a brief report. Otherwise
+	// poll is early enough for all of them, and the server may answer by a brief report. Otherwise
 	// till is 0, which asks for a full report.
 	till := g.kept
 	if sent.Sub(g.extended) > ws.window/3 {

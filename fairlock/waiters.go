@@ -107,9 +107,9 @@ func (ws *waiters) receive(payload string) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if len(f) == 0 || ws.byToken[f[0]] == nil {
-		// Ignore the message, because it is empty, or no waiter has its token. If it is a grant, its
-		// wait has ended. Then the release of the token frees the key, or another Wait with the token
-		// finds the token in the record.
+		// Ignore the message, because it is empty, or no waiter has its token. If it is a grant,
+		// its wait has ended. Then the release of the token frees the key, or another Wait with the
+		// token finds the token in the record.
 		return
 	}
 

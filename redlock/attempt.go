@@ -283,7 +283,8 @@ func (a *attempt) sendPlain(ctx context.Context, n *node) reply {
 	mark, _ := get.Value.(string)
 	id := standing{mark: mark, run: cmp.Or(last.Run, runOf(last.Value))}
 
-	switch err := cmp.Or(get.Err, last.Err); {
+	err := cmp.Or(get.Err, last.Err)
+	switch {
 	case set.Err != nil:
 		return reply{vote: set.Err, unknown: mayArrive(set.Err)}
 	case set.Value == nil:
@@ -357,7 +358,7 @@ func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
 	case len(parts) == 3 && parts[0] == int64(0) && n.i == a.lead:
 		r.vote = errNo
 		r.id.mark, ok = parts[1].(string)
-		says, isNumber := parts[2].(int64)
+		says, isNumber := parts[2].(int64) // what the queue says, from 0 to 2
 		ok = ok && isNumber && says >= 0 && says < int64(leadYes)-1
 		a.answer.Store(int32(says) + 1)
 	case len(parts) == 1 && parts[0] == int64(-1):

@@ -153,7 +153,7 @@ func (b *ballot) failures() error {
 		case vote == errPending && b.verdict == errAbandoned:
 			errs[i] = fmt.Errorf("%s: no answer yet: %w", b.names[i], os.ErrDeadlineExceeded)
 		case vote != errNo && vote != errPending:
-			errs[i] = vote
+			errs[i] = vote // an error, or nil for yes
 		}
 	}
 

@@ -38,8 +38,8 @@ type hold struct {
 //
 // A record that does not count is repaired after a renewal. Then it counts, if at least attemptTime
 // of a term that a quorum has granted was left. This is safe even if the node has voted for another
-// caller before. That caller's attempt wins only with answers that are at most attemptTime old. So it
-// must win before the term ends, and until then the other nodes of the quorum vote no.
+// caller before. That caller's attempt wins only with answers that are at most attemptTime old. So
+// it must win before the term ends, and until then the other nodes of the quorum vote no.
 type copyOn struct {
 	mayHold   bool          // the node may have the record
 	mayArrive bool          // a command of unknown outcome may still write the record

@@ -39,8 +39,9 @@ func list(
 					errs[i] = n.nodeError(err, timeout) // the node does not count as scanned
 					break
 				}
+				// Leave out the keys that this node or an earlier one has already named.
 				page = slices.DeleteFunc(page, func(c redisstore.Candidate) bool {
-					known := seen[c.Key] // a scan may name a key twice
+					known := seen[c.Key]
 					seen[c.Key] = true
 					return known
 				})

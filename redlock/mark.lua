@@ -32,8 +32,8 @@ if run and run == this then
 		from = from + longest - known
 	end
 	longest = math.max(longest, known)
-	-- Limit the wait to the longest term. The mark may name a later time, because the clock may have
-	-- been ahead when the mark was made.
+	-- Limit the wait to the longest term. The mark may name a later time, because the clock may
+	-- have been ahead when the mark was made.
 	from = math.min(from, now + longest)
 else
 	-- The node has no mark, or one of an earlier run, so it must wait. The old mark may name a

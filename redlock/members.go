@@ -164,9 +164,10 @@ func (m *members) gather(ctx context.Context, ask func(n *node) (answered func()
 	}
 }
 
-// poll asks all nodes at once about a hold, and returns the error that follows from the votes. If
-// the argument all is true, it waits for the answers of all nodes. The caller must count as work
-// (see begin). If ctx ends, the calls continue.
+// poll asks all nodes at once about a hold, and returns the error that follows from the votes (see
+// ballot.err). The function ask returns the vote of one node. poll waits until the votes decide the
+// ballot or, if the argument all is true, until all nodes have answered. The caller must count as
+// work (see begin). If ctx ends, the calls continue.
 func (m *members) poll(ctx context.Context, all bool, ask func(n *node) error) error {
 	b := newBallot(m.names, false)
 	m.gather(ctx, func(n *node) func() time.Duration {
@@ -179,7 +180,7 @@ func (m *members) poll(ctx context.Context, all bool, ask func(n *node) error) e
 		}
 	})
 
-	b.decide(errAbandoned) // does nothing if there is a verdict
+	b.decide(errAbandoned) // for the end of ctx; does nothing if there is a verdict
 	return b.err()
 }
 
@@ -277,7 +278,7 @@ func (m *members) unmarked(ctx context.Context) (standings []*standing, isNew bo
 		err := n.writeMark(ctx, s, onlyMarked, 0)
 		return func() time.Duration {
 			switch {
-			case err != nil:
+			case err != nil: // the node counts as silent
 			case s.mark == "":
 				standings[n.i] = s
 				count++

@@ -95,7 +95,8 @@ type node struct {
 // trip returns how long the node takes to answer, or 0 if that is not known or the node is suspect.
 func (n *node) trip() time.Duration { return time.Duration(n.latency.Load()) }
 
-// patience returns how long a caller waits for this node before going on without it.
+// patience returns how long a caller waits for this node before going on without it: eight times as
+// long as the node usually takes.
 func (n *node) patience() time.Duration {
 	return max(leadTimeout, 8*n.trip())
 }
@@ -109,7 +110,7 @@ func (n *node) votes() bool {
 // suspicionLocked returns why the node is suspect, or nil if it is not.
 func (n *node) suspicionLocked() error {
 	if n.suspectSince.IsZero() || n.refusal != nil {
-		return n.refusal
+		return n.refusal // nil if the node is not suspect
 	}
 
 	// A node that has been silent for a shorter time is not suspect, because a call with a short
@@ -228,8 +229,7 @@ func (n *node) observe(began time.Time, err error) error {
 		return result
 	}
 
-	// The call was not answered.
-
+	// The node has not answered the call.
 	if n.suspectSince.IsZero() {
 		n.suspectSince = began
 		n.probed = time.Now()
@@ -284,8 +284,8 @@ func (n *node) checkVote(ctx context.Context, id standing, began time.Time) erro
 		}
 	}
 
-	// Compare votesFrom with the time when the vote was requested, not with the present, because
-	// the node may have lost its data again before the reply was read.
+	// The node must have had the right to vote when the vote was requested. That it has the right
+	// by now is not enough, because it may have lost its data again before the reply was read.
 	switch {
 	case s.run != id.run:
 		return n.errorf("was restarted, or two servers answer at its address")

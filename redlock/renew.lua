@@ -17,8 +17,8 @@ if ARGV[3] ~= '' then
 			redis.call('PEXPIRE', KEYS[3], ARGV[4])
 		end
 	elseif ARGV[2] == '' then
-		-- A call without a term may confirm a new hold (see holds.confirm), which must not be granted
-		-- if its fence cannot be stored.
+		-- A call without a term may confirm a new hold (see holds.confirm), which must not be
+		-- granted if its fence cannot be stored.
 		local denied = type(last) == 'table' and not string.find(last.err, 'WRONGTYPE', 1, true)
 		return denied and last or {-1}
 	end

@@ -284,8 +284,8 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 			first = minSleep
 		}
 
-		// Limit the shift, which could overflow. Subtract a large random part, so that rivals do not
-		// collide again.
+		// Limit the shift, which could overflow. Subtract a large random part, so that rivals do
+		// not collide again.
 		d = min(first<<min(w.failures, 10), longest)
 		d -= rand.N(d * 3 / 4)
 	}
