@@ -53,6 +53,8 @@ type subscriptions struct {
 	byChannel map[string]*subscription // by channel
 }
 
+// newSubscriptions returns an empty set of subscriptions to channels of s. The functions received
+// and missed are those of the fields.
 func newSubscriptions(s *redisstore.Store, received func(string),
 	missed func(*subscription)) *subscriptions {
 	return &subscriptions{

@@ -292,7 +292,8 @@ func (w *waiter) noteEnqueue(reply any, sent time.Time, gaps int) error {
 		return ws.store.Unexpected(reply)
 	case mine:
 		// The token held the key already, and the script has raised the term to the whole TTL.
-		w.handed = &handedOver{r.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
+		until := sent.Add(w.c.TTL - backend.Drift(w.c.TTL))
+		w.handed = &handedOver{fence: r.fence, until: until, confirmed: true}
 	default:
 		w.notePlaceLocked(r, sent)
 		g.noteKeepLocked(r, sent)

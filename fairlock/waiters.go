@@ -27,6 +27,7 @@ type waiters struct {
 	byToken map[string]*waiter // by token
 }
 
+// newWaiters returns an empty set of waiters, whose places last for window without a poll.
 func newWaiters(r *runner, l *life, window time.Duration) *waiters {
 	ws := &waiters{
 		scripts: r, store: r.store, life: l, window: window,

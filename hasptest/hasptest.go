@@ -39,6 +39,7 @@ func New(o *hasp.Options) *Locker { return newLocker(new(memlock.Store), o) }
 // the Prefix. It has switches of its own, so a test can cut off one of the two processes.
 func (l *Locker) Another(o *hasp.Options) *Locker { return newLocker(l.store, o) }
 
+// newLocker returns a Locker on s. It panics if an option is invalid.
 func newLocker(s *memlock.Store, o *hasp.Options) *Locker {
 	o = cmp.Or(o, &hasp.Options{})
 	l := &Locker{store: s, link: newLink(cmp.Or(o.Timeout, hasp.DefaultTimeout))}
@@ -185,6 +186,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return answer(ctx, d, func() (backend.Grant, error) { return d.store.Acquire(ctx, c) })
 }
 
+// Wait queues in the store until it grants the key, or until the link is cut.
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	d.link.mu.Lock()
 	uncut := d.link.uncut
@@ -210,9 +212,10 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	if err != nil {
 		return g, err
 	}
-	return answer(ctx, d, func() (backend.Grant, error) { return g, nil })
+	return answer(ctx, d, func() (backend.Grant, error) { return g, nil }) // after the delay
 }
 
+// Renew makes one call for each claim. A claim whose call is not answered has errDown.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 		return answer(ctx, d, func() (g backend.Grant, err error) {

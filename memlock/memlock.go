@@ -602,6 +602,7 @@ var byName = struct {
 	stores     map[string]*Store
 }{stores: map[string]*Store{}}
 
+// open opens the driver of a URL, whose only node, if any, is the name of a store.
 func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: memlock takes one node, the name of a store, not %d",

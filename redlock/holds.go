@@ -39,6 +39,7 @@ type holds struct {
 	sweepAt int              // the number of holds at which add removes the expired ones
 }
 
+// newHolds returns an empty set of holds. The function wanted is that of the field.
 func newHolds(m *members, o *Options, wanted func(key string)) *holds {
 	return &holds{
 		m:        m,

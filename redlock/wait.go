@@ -49,6 +49,7 @@ type waiting struct {
 	recordSince time.Time // the time since which record has been the same
 }
 
+// newWaiting returns the state of a wait that begins now, in no queue yet.
 func newWaiting(ct *contest, c backend.Claim) *waiting {
 	return &waiting{
 		ct:       ct,
@@ -303,7 +304,8 @@ func (w *waiting) pause(ctx context.Context) time.Duration {
 	// the look to end in time: one and a half times as long before the deadline as the last look
 	// took.
 	if end, ok := ctx.Deadline(); ok {
-		if left := time.Until(end) - w.took*3/2 - minSleep; left >= minSleep && left <= d {
+		left := time.Until(end) - w.took*3/2 - minSleep
+		if left >= minSleep && left <= d {
 			d = left
 			w.surveyed = time.Time{} // so that the look asks all nodes for the holder
 		}
