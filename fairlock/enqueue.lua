@@ -10,6 +10,7 @@ local entry, whole, window, till, command = unpack(ARGV, 2, 6)
 local token, _, channel, round, term, flags, owner = parse(entry)
 local has, whose, fence, mark, since, lasts = holder()
 if has == token then
+	-- The token has the key: the key was handed over, or a reply was lost.
 	prolong(whole, since, lasts)
 	return report(token, '', command, channel, nil, has, whose, fence)
 end
@@ -20,12 +21,15 @@ if shared and find(lock, token .. '#', owner, now()) then
 	quit(token .. '#' .. owner)
 	return report(token, '', command, channel, handOver(channel, {-1, token, round, '0'}))
 end
+-- If the key is free for the claim and nobody waits, grant it at once, for the term of a hand-over.
 if (not has or shared and isShared(flags)) and redis.call('EXISTS', queue) == 0 then
 	fence = grant(token, owner, term, flags, '-')
 	return report(token, '', command, channel, {fence and 1 or -1, token, round, fence or '0'})
 end
 -- Set the mark to + first, because the release of a hold with the mark - does not read the queue.
 if mark == '-' then redis.call('SETRANGE', lock, 8, '+') end
+-- With a full report, this call keeps a place for the whole window. Otherwise the place ends with
+-- the client's other places.
 local full = till == '0'
 if full then
 	kept = now() + window
@@ -45,13 +49,16 @@ local ok, err = pcall(function()
 	end
 end)
 if not ok then
-	-- A user without one of these rights must not leave a queue without an end.
+	-- This user may lack the right to one of these commands. Then it must not leave a place, or a
+	-- queue that does not expire.
 	redis.pcall('LREM', queue, 0, entry)
 	redis.call('ZREM', timeouts, token)
 	return type(err) == 'table' and err or {err = tostring(err)}
 end
+-- A free or a shared key may be handed to the first waiters, among which this one may be.
 if not has or shared then return report(token, '1', command, channel, handOver(channel)) end
--- If the term is below a third of the window, the hold may end before the client's next poll. The
--- client would miss the end, unless this report announces it.
+-- A brief report leaves out the end of the holder's term. If the term is below a third of the
+-- window, it may end before the client's next poll, so the client must learn of it by a full
+-- report.
 local brief = not full and lasts and lasts * 3 >= window * 1
 return report(token, '1', command, channel, nil, has, whose, fence, brief)

@@ -157,7 +157,7 @@ func NewDriver(rdb redis.UniversalClient, o *Options) (backend.Driver, error) {
 	return redisstore.NewDriver("fairlock", rdb, o, newDriver)
 }
 
-// open opens the driver for hasp.Open.
+// open opens the driver for hasp.Open. If a parameter is wrong, the error is ErrInvalid.
 func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	var o Options
 	if text, ok := c.Params["window"]; ok {
@@ -175,7 +175,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// Check options before the store is opened, because newDriver does not close s on an error.
+	// All options are checked by now, so newDriver below does not fail. If it did, s would stay
+	// open.
 	s, err := redisstore.OpenOne(ctx, "fairlock", c.Nodes, c.Params)
 	if err != nil {
 		return nil, err
@@ -183,6 +184,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return newDriver(s, &o)
 }
 
+// newDriver returns a driver on s. If o is out of range, the error is ErrInvalid, and s stays open.
 func newDriver(s *redisstore.Store, o *Options) (*driver, error) {
 	o = cmp.Or(o, &Options{})
 	window := cmp.Or(o.Window, defaultWindow)
@@ -207,8 +209,8 @@ func (d *driver) Traits() backend.Traits {
 	}
 }
 
-// Acquire takes c.Key if nothing is stored under it and no caller waits for it. A
-// shared claim may also join a shared hold.
+// Acquire takes c.Key if nothing is stored under it and no living caller waits for it. A shared
+// claim may also join a shared hold.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	reply, err := d.scripts.run(ctx, acquireScript, c.Key, c.Token, c.Owner,
 		redisstore.Millis(c.TTL), flags(c))
@@ -236,19 +238,20 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 
 	w := d.waiters.newWaiter(c)
 	g, err := w.wait(ctx)
-	d.waiters.leave(w)
+	d.waiters.leave(w) // ends its polls, but not its place in the store
 
 	switch {
 	case err == nil && w.unanswered:
-		// The unanswered enqueue arrives before this time, if at all.
+		// An unanswered enqueue may arrive after the Release of this hold. So tell Release the time
+		// after which it cannot arrive any more.
 		g.Handle = time.Now().Add(c.Timeout)
 	case errors.Is(err, backend.ErrHeld):
-		// Join ctx's error, so that the outcome is unknown, and the engine removes the place by
-		// releasing the token.
+		// Hide that the error is definite, because the place is still in the queue. With ctx's
+		// error the outcome is unknown, so the engine releases the token, which removes the place.
 		err = errors.Join(err, ctx.Err())
 	case errors.Is(err, backend.ErrInvalid) && w.unanswered:
-		// Hide ErrInvalid, which is definite. An earlier call may have taken a place, so the
-		// outcome is unknown.
+		// Keep only the text, because ErrInvalid is definite. An earlier enqueue may have taken a
+		// place, so the outcome is unknown, as above.
 		err = errors.New(err.Error())
 	}
 
@@ -258,8 +261,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 // Release hands c.Key to the next waiter if c.Token holds it. If c.Token has a place in the queue,
 // Release gives up that place. A c.KeepUntil delays the hand-over until that time.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
-	// An enqueue of the token may arrive after this release, and take a new place (see Wait). So
-	// repeat the release when no enqueue can arrive any more.
+	// With a Handle, an enqueue of the token may arrive after this release, and take a new place
+	// (see Wait). So repeat the release when no enqueue can arrive any more.
 	if late, ok := c.Handle.(time.Time); ok && time.Until(late) > 0 {
 		time.AfterFunc(time.Until(late), func() {
 			if !d.life.begin() {
@@ -270,13 +273,13 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 			// Use the driver's context, because the caller's context may have ended.
 			ctx, cancel := context.WithTimeout(d.life.calls, c.Timeout)
 			defer cancel()
-			_ = d.Release(ctx, c) // if this fails, the place ends with its window
+			_ = d.Release(ctx, c) // if this fails, the new place ends with its window
 		})
 	}
 
 	token := c.Token
 	if c.Shared {
-		token += redisstore.Mark + c.Owner
+		token += redisstore.Mark + c.Owner // the member of the shared record
 	}
 	return d.store.Owned(d.scripts.run(ctx, releaseScript, c.Key, token,
 		redisstore.Rest(c.KeepUntil)))
@@ -305,13 +308,18 @@ func (d *driver) List(ctx context.Context, prefix string,
 		Listing: records,
 		Script:  inspectScript,
 		Call:    func(c redisstore.Candidate) redisstore.Call { return reportOn(c.Key) },
+		// The second result says whether the key is listed.
 		Status: func(c redisstore.Candidate, reply any) (backend.Status, bool, error) {
 			s, own, ok := statusOf(reply)
 			if !ok {
 				return backend.Status{}, false, d.store.Unexpected(reply)
 			}
-			// A key with both a record and a queue is found twice, but is listed once.
-			return s, own != c.Queued && (own || len(s.Waiters) > 0), nil
+			if c.Queued {
+				// The scan has found the queue of the key. If the record is own, the scan finds it
+				// as well, and that lists the key.
+				return s, !own && len(s.Waiters) > 0, nil
+			}
+			return s, own, nil
 		},
 	})
 }
@@ -325,8 +333,8 @@ func (d *driver) Break(ctx context.Context, key string) error {
 
 var errClosed = errors.New("fairlock: driver is closed")
 
-// Close ends all waits and the driver's background work. If the driver was opened
-// by URL, it closes the connections too.
+// Close ends all waits and the driver's background work, and waits at most 2 s for the calls in
+// flight. If the driver was opened by URL, it also closes the connections.
 func (d *driver) Close() error {
 	d.life.close()
 	d.waiters.stop()

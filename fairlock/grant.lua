@@ -15,6 +15,7 @@ local function grant(token, owner, term, flags, mark)
 	local fence, refused = '0', nil
 	if flags % 2 == 1 then fence, refused = nextFence(counter, ARGV[1]) end
 	if not fence then
+		-- An error of Redis ends the script. Otherwise the counter has a value that is no number.
 		if refused.err then error(refused.err) end
 		return
 	end
@@ -24,6 +25,7 @@ local function grant(token, owner, term, flags, mark)
 		shared, granted = true, true
 		return fence
 	end
+	-- Do not read the clock only for this: see record.lua.
 	local since = string.format('%013.0f', time and now() or 0)
 	redis.call('SET', lock, 'fairlock' .. mark .. ' ' .. table.concat({since, token, fence, term, owner}, ' '), 'PX', term)
 	granted = true

@@ -39,13 +39,15 @@ local passed -- whether handOver has reached the end of the queue: the waiters t
 local function handOver(own, handed)
 	handed = handed or {}
 	if not shared and yields() then
-		-- A client that is waiting polls until the key may be handed over.
+		-- A client of a waiter must poll until the key may be handed over. If the script runs for a
+		-- waiting client, own is that client's channel, and it polls anyway. Otherwise wake a
+		-- client.
 		if own == '' then wakeFirst() end
 		return handed
 	end
-	local position, met = 0, 0
-	-- Stop after 500 places, because a long queue would block the server. Entries without a place do
-	-- not count, because tidy bounds their number.
+	local position, met = 0, 0 -- the entry to look at next, and how many places have been met
+	-- Stop after 500 places, because a long queue would block the server. Entries without a place
+	-- do not count, because tidy bounds their number.
 	while met < 500 do
 		local entry = redis.call('LINDEX', queue, position)
 		local outcome = entry and offer(entry, own, handed)
@@ -54,6 +56,7 @@ local function handOver(own, handed)
 		if outcome == 'kept' then position = position + 1 end
 		if outcome ~= 'stale' then met = met + 1 end
 	end
+	-- The first 500 waiters could not receive the key. Have a client poll, which goes on.
 	wakeFirst()
 	return handed
 end

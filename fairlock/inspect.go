@@ -18,10 +18,11 @@ func reportOn(key string) redisstore.Call {
 	return redisstore.Call{Keys: keys[:], Args: []string{maxWaiters}}
 }
 
-// statusOf decodes the reply of inspect.lua. It reports whether the record is fairlock's or shared,
-// and whether the reply is valid.
+// statusOf decodes the reply of inspect.lua. The result own says whether the record is fairlock's
+// or shared, and ok whether the reply is valid.
 func statusOf(reply any) (s backend.Status, own, ok bool) {
-	var pttl, shared int64
+	var pttl int64   // -2 if the key is free, and -1 if the record has no end
+	var shared int64 // how many of names hold the key together; -1 if the record is kept
 	var since, fence string
 	names, ok := decode(reply, &pttl, &s.Owner, &since, &fence, &shared)
 	isCount := shared >= -1 && shared <= int64(len(names))
@@ -33,15 +34,16 @@ func statusOf(reply any) (s backend.Status, own, ok bool) {
 	if pttl != -2 {
 		s.Held = true
 		s.TTL = redisstore.Term(pttl)
-		// Only a record of fairlock contains a start.
+		// Only a record of fairlock contains a start, and it always has an end.
 		if ms, err := strconv.ParseInt(since, 10, 64); err == nil {
 			s.Since = time.UnixMilli(ms)
 			own = pttl >= 0
 		}
 	}
 
-	// Ignore a counter that hasp did not write.
+	// Ignore the error of a counter that hasp did not write.
 	s.Fence, _ = strconv.ParseUint(fence, 10, 64)
+	// The shared holders come before the waiters.
 	for i, name := range names {
 		owner, _ := name.(string)
 		if int64(i) < shared {
@@ -54,7 +56,8 @@ func statusOf(reply any) (s backend.Status, own, ok bool) {
 	return s, own || shared > 0, true
 }
 
-// records says how List finds the holds and the queues.
+// records says how List finds the holds and the queues: by the values that begin like a record, and
+// by the sorted sets of timeouts.
 var records = redisstore.Listing{
 	Type:  "string",
 	Peek:  []string{"getrange", "0", "9"},

@@ -2,8 +2,8 @@
 -- KEYS: see record.lua
 -- ARGV: how many entries of the queue it reads at most
 -- Returns {PTTL, owner, since in ms, fence, how many owners of shared holds follow, these owners,
--- owners of the first waiters in order}, with '' for what does not exist. A PTTL of -2 means that the
--- key is free, and -1 that it has no end.
+-- owners of the first waiters in order}, with '' for what does not exist. A PTTL of -2 means that
+-- the key is free, and -1 that it has no end.
 -- include shared record
 local fence = redis.pcall('GETRANGE', counter, 0, 16)
 local ok, token, owner, _, _, since, lasts = pcall(holder)
@@ -23,6 +23,7 @@ for _, entry in ipairs(entries) do
 end
 local tills = tokens[1] and redis.pcall('ZMSCORE', timeouts, unpack(tokens)) or {}
 for i, owner in ipairs(owners) do
+	-- A place counts until its timeout.
 	if tills[i] and tonumber(tills[i]) > now() then reply[#reply + 1] = owner end
 end
 return reply

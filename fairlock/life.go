@@ -8,10 +8,10 @@ import (
 
 // life counts the activities of a driver, and ends them when the driver closes.
 type life struct {
-	open   context.Context // ends when Close begins; no call is repeated after that
-	shut   context.CancelFunc
-	calls  context.Context // ends when Close cancels the calls that are still in flight
-	cancel context.CancelFunc
+	open        context.Context // ends when Close begins; no call is repeated after that
+	beginClose  context.CancelFunc
+	calls       context.Context // ends when Close cancels the calls that are still in flight
+	cancelCalls context.CancelFunc
 
 	mu         sync.Mutex     // makes begin and close exclude each other
 	background sync.WaitGroup // counts the activities that Close waits for
@@ -19,8 +19,8 @@ type life struct {
 
 func newLife() *life {
 	l := &life{}
-	l.open, l.shut = context.WithCancel(context.Background())
-	l.calls, l.cancel = context.WithCancel(context.Background())
+	l.open, l.beginClose = context.WithCancel(context.Background())
+	l.calls, l.cancelCalls = context.WithCancel(context.Background())
 	return l
 }
 
@@ -36,6 +36,7 @@ func (l *life) begin() bool {
 	return true
 }
 
+// end ends an activity that begin has counted.
 func (l *life) end() { l.background.Done() }
 
 // isOver reports whether Close has begun.
@@ -45,15 +46,15 @@ func (l *life) isOver() bool { return l.open.Err() != nil }
 func (l *life) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.shut()
+	l.beginClose()
 }
 
 // closing is how long Close waits for calls in flight. After Close has cancelled these calls, it
 // waits for the same time again.
 const closing = time.Second
 
-// drain waits for the activities. It calls the function disconnect meanwhile, and returns its
-// error.
+// drain waits for the activities, at most twice the time closing. In between, it cancels the calls
+// that are still in flight, and calls the function disconnect, whose error it returns.
 func (l *life) drain(disconnect func() error) error {
 	// If a call outlasts both waits below, this goroutine ends with that call.
 	done, end := context.WithCancel(context.Background())
@@ -62,7 +63,7 @@ func (l *life) drain(disconnect func() error) error {
 		end()
 	}()
 
-	within := func() {
+	wait := func() {
 		select {
 		case <-done.Done():
 		case <-time.After(closing):
@@ -70,9 +71,9 @@ func (l *life) drain(disconnect func() error) error {
 	}
 
 	// Give calls time to end by themselves, because a cancelled call has an unknown outcome.
-	within()
-	l.cancel()
+	wait()
+	l.cancelCalls()
 	err := disconnect()
-	within()
+	wait()
 	return err
 }

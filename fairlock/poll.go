@@ -13,8 +13,8 @@ import (
 
 // These constants limit how often a group polls, and how much it asks.
 const (
-	// how often to poll a key of another strategy, whose release sends no message: after an eighth
-	// of the time since its holder was found, and within these bounds
+	// When to poll again a key of another strategy, whose release sends no message: after an eighth
+	// of the time since its holder was found, but within these bounds.
 	foreignLeast  = 2 * time.Millisecond
 	foreignMost   = time.Second
 	partOfForeign = 8
@@ -37,21 +37,23 @@ type group struct {
 	timer        *time.Timer        // starts the next poll; nil before the first poll
 	next         time.Time          // when the next poll is due; zero if none is scheduled
 	extended     time.Time          // when the last call that kept this client's places was sent
-	foreignSince time.Time          // when the present holder of another strategy was found, or zero
 	kept         int64              // the server's time in ms until which that call keeps the places
+	foreignSince time.Time          // when the present holder of another strategy was found, or zero
 	pending      int                // polls in flight; several only if there are many waiters
 	// when the polls in flight were sent; zero if no poll is in flight
 	sent  time.Time
-	again bool  // another poll became due while polls were pending
-	err   error // an error of the pending polls
-	// when the first failed poll was sent; zero if the last poll was answered
+	again bool  // another poll became due while polls were in flight
+	err   error // an error of the polls in flight, if one of them has ended with an error
+	// when the first of the polls that have failed in a row was sent; zero if the last was answered
 	outageSince time.Time
 	outage      error // the error of the last poll, if outageSince is set
 }
 
+// stopLocked stops the timer, because the group has ended or Close has begun.
 func (g *group) stopLocked() {
-	// If the timer has already fired, poll still runs. This is harmless, because poll finds no
-	// places, or life.begin refuses its calls, or Close waits for them.
+	// If the timer has already fired, poll still runs. This is harmless: a group that has ended has
+	// no places to poll for. After Close has begun, life.begin refuses to send, or Close waits for
+	// the poll.
 	if g.timer != nil {
 		g.timer.Stop()
 	}
@@ -62,7 +64,8 @@ func (g *group) stopLocked() {
 func (g *group) pollByLocked(at time.Time) {
 	switch {
 	case len(g.waiters) == 0 || g.ws.life.isOver():
-		// Do not start the timer for the reply to a poll that was in flight when the group ended.
+		// Do not start the timer, because the group has ended or Close has begun. The caller may
+		// handle the reply to a poll that was in flight at that time.
 	case g.timer == nil:
 		g.next = at
 		g.timer = time.AfterFunc(time.Until(at), g.poll)
@@ -72,49 +75,52 @@ func (g *group) pollByLocked(at time.Time) {
 	}
 }
 
-// nextPollLocked returns the time of the next poll, after a call that was sent at the time sent and
-// returned the report r. This time is early enough to keep the places, and not after the end of the
-// holder's term. If no message will announce the release, the time is even earlier.
+// nextPollLocked returns when the next poll is due, after a call that was sent at the time sent and
+// returned the report r. It is early enough to keep the places, and not after the end of the
+// holder's term. If no message will announce that the key is free, it is even earlier.
 func (g *group) nextPollLocked(r report, sent time.Time) time.Time {
 	after := g.ws.window / 3
-	if !r.foreign {
-		g.foreignSince = time.Time{}
-	} else {
+	if r.foreign {
 		if g.foreignSince.IsZero() {
 			g.foreignSince = sent
 		}
 		age := time.Since(g.foreignSince)
 		after = min(after, max(age/partOfForeign, foreignLeast), foreignMost)
+	} else {
+		g.foreignSince = time.Time{}
 	}
 
-	// Poll soon if no message will come. The client has no subscription, or the key is free, so
-	// that no release will hand the key over.
 	if g.sub.receives() == noCommand {
 		after = min(after, unsubscribedEvery)
 	}
 	if r.pttl == -2 {
+		// The key is free, so no release will hand it over.
 		after = min(after, freeEvery)
 	}
 
 	at := sent.Add(after)
-	if r.pttl >= 0 {
-		// Count from now, because the server may have computed the PTTL just before the reply
-		// arrived.
-		if end := time.Now().Add(redisstore.Term(r.pttl) + time.Millisecond); end.Before(at) {
-			return end
-		}
+	if r.pttl < 0 {
+		return at // the key is free, has no end, or the report does not contain the PTTL
 	}
 
+	// Count the holder's term from now, not from sent. The server may have read the PTTL just
+	// before the reply arrived, and a poll before the end of the term would come too early.
+	end := time.Now().Add(redisstore.Term(r.pttl) + time.Millisecond)
+	if end.Before(at) {
+		return end
+	}
 	return at
 }
 
-// place is a waiter that has a place in the queue, and its round when the poll was sent.
+// place is a waiter that has a place in the queue, and its round when the poll was sent. If the
+// waiter is in a later round when the reply arrives, the reply says nothing about it.
 type place struct {
 	w     *waiter
 	round int
 }
 
-// poll is called by the timer. It polls for all waiters of the group that have a place.
+// poll is called by the timer. It sends polls for all waiters of the group that have a place. If
+// polls are in flight, it only notes that another poll is due.
 func (g *group) poll() {
 	ws := g.ws
 	ws.mu.Lock()
@@ -122,8 +128,8 @@ func (g *group) poll() {
 	g.next = time.Time{}
 
 	if g.pending > 0 {
-		// Poll again later, because the script in flight may have run before the event for which
-		// this poll was scheduled.
+		// The polls in flight are not enough. They may have run before the event for which this
+		// poll was scheduled. So scheduleLocked polls again when they have ended.
 		g.again = true
 		return
 	}
@@ -131,9 +137,9 @@ func (g *group) poll() {
 	var places []place
 	var timeout time.Duration // the shortest Timeout of these waiters
 	for _, w := range g.waiters {
-		// Ask only about confirmed places, because a poll might overtake an enqueue in flight, and
-		// find no place. If no place is confirmed yet, the reply to an enqueue schedules the next
-		// poll.
+		// Ask only about confirmed places. A poll might overtake an enqueue in flight, and find no
+		// place. The reply to the enqueue schedules the next poll, also if no place is confirmed
+		// yet.
 		if w.queued && w.handed == nil {
 			places = append(places, place{w, w.round})
 			if timeout == 0 || w.c.Timeout < timeout {
@@ -143,15 +149,15 @@ func (g *group) poll() {
 	}
 
 	command := g.sub.receives()
-	for some := range slices.Chunk(places, pollTokens) {
+	for chunk := range slices.Chunk(places, pollTokens) {
 		if !ws.life.begin() {
-			return
+			return // Close has begun
 		}
 		g.pending++
 		g.sent = time.Now()
-		// Use half of the timeout. Then, if a connection is lost, a second poll is sent before the
-		// loss counts as an outage, and before places end.
-		go g.send(command, some, timeout/2)
+		// Limit the poll to half of the Timeout. Then, if its connection is lost, a second poll is
+		// sent before the loss counts as an outage, which is after the whole Timeout.
+		go g.send(command, chunk, timeout/2)
 	}
 }
 
@@ -166,22 +172,23 @@ func (g *group) send(command string, places []place, timeout time.Duration) {
 
 	ctx, cancel := context.WithTimeout(ws.life.calls, timeout)
 	defer cancel()
-	sent := time.Now() // read before the call, so that notBefore is before the beginning of a hold
+	sent := time.Now() // read before the call, so that a hold which the call grants begins later
 	reply, err := ws.store.Run(ctx, pollScript, ws.scripts.call(g.keys[:], args...))
 	g.noteReply(places, reply, err, sent)
 }
 
-// noteReply handles the outcome of a poll. The argument sent is the time at which it was sent.
+// noteReply handles the outcome of a poll, which is reply or err. The poll asked about the given
+// places, and was sent at the time sent.
 func (g *group) noteReply(places []place, reply any, err error, sent time.Time) {
 	ws := g.ws
 	r, ok := reportOf(reply)
 	switch {
-	case err != nil:
+	case err != nil: // there is no reply
 	case !ok || len(r.found) != len(places):
 		err = ws.store.Unexpected(reply)
 	default:
-		// Call deliver before updateLocked, because only deliver knows that the hold began after
-		// this call was sent.
+		// Call deliver before updateLocked. Both may note a hold that this poll has granted, but
+		// only deliver knows that the hold began after the poll was sent.
 		ws.deliver(r.handed, sent)
 	}
 
@@ -202,13 +209,14 @@ func (g *group) noteReply(places []place, reply any, err error, sent time.Time) 
 	}
 
 	// If several polls were in flight, the last one to end schedules the next poll.
-	if g.pending--; g.pending == 0 {
+	g.pending--
+	if g.pending == 0 {
 		g.scheduleLocked(r, sent)
 	}
 }
 
-// noteKeepLocked records how long a call, which was sent at the time sent, keeps the client's
-// places.
+// noteKeepLocked records until when a call keeps the client's places, if it keeps them and is the
+// last that was sent so far. The call was sent at the time sent, and returned the report r.
 func (g *group) noteKeepLocked(r report, sent time.Time) {
 	if r.kept > 0 && sent.After(g.extended) {
 		g.extended = sent
@@ -216,20 +224,21 @@ func (g *group) noteKeepLocked(r report, sent time.Time) {
 	}
 }
 
-// updateLocked handles what a poll, which was sent at the time sent, found for one place.
+// updateLocked handles what a poll found for one place. The poll was sent at the time sent, and
+// returned the report r. The argument found says whether the place is still in the queue.
 func (g *group) updateLocked(pl place, r report, found bool, sent time.Time) {
 	w := pl.w
-	isSame := w.round == pl.round && w.queued && g.waiters[w.c.Token] == w
+	stillWaits := w.round == pl.round && w.queued && g.waiters[w.c.Token] == w
 	switch {
-	case !isSame || w.handed != nil:
-		return // a message or another reply was faster
+	case !stillWaits || w.handed != nil:
+		return // a message or another reply has changed the waiter since the poll was sent
 	case r.token == w.c.Token && (r.fence > 0 || !w.c.Fenced):
-		// The message about this hold is late or will never arrive. The term counts from notBefore,
-		// because it is not known when the hold began.
+		// The waiter holds the key, and the message about this is late or lost. When the hold began
+		// is not known, so its term counts from the unchanged w.notBefore.
 		w.handed = &handedOver{fence: r.fence}
 	case !found:
-		// Queue again, because the window has passed, the queue was lost, or the hold has already
-		// ended.
+		// The place is gone: the window has passed, the queue was lost, or the key was handed over
+		// and that hold has ended. So queue again.
 		w.newRoundLocked()
 	default:
 		w.notePlaceLocked(r, sent)
@@ -239,19 +248,19 @@ func (g *group) updateLocked(pl place, r report, found bool, sent time.Time) {
 	w.wakeUpLocked()
 }
 
-// scheduleLocked schedules the next poll. All pending polls have ended, and r is the report of the
-// poll that ended last.
+// scheduleLocked schedules the next poll, when all polls in flight have ended. The one that ended
+// last was sent at the time sent, and returned the report r. If any of them failed, they count as
+// an outage.
 func (g *group) scheduleLocked(r report, sent time.Time) {
 	next := time.Now()
 	if g.err != nil {
 		// Poll again soon, because places end if no poll keeps them.
 		g.noteFailureLocked(g.err, sent)
-		next = next.Add(pause(3))
+		next = next.Add(pause(3)) // 80 to 160 ms
 	} else {
 		g.outageSince = time.Time{}
 		g.outage = nil
-		// Poll again at once if a poll became due meanwhile.
-		if !g.again {
+		if !g.again { // otherwise poll at once
 			next = g.nextPollLocked(r, sent)
 		}
 	}
@@ -262,15 +271,15 @@ func (g *group) scheduleLocked(r report, sent time.Time) {
 	g.pollByLocked(next)
 }
 
-// noteFailureLocked records that a poll, which was sent at the time sent, was not answered. If the
-// outage has lasted for the Timeout of a waiter, the wait of that waiter ends.
+// noteFailureLocked records that a poll, which was sent at the time sent, has failed with err. If
+// the outage has lasted for the Timeout of a waiter, it ends the wait of that waiter.
 func (g *group) noteFailureLocked(err error, sent time.Time) {
 	if g.outageSince.IsZero() {
 		g.outageSince = sent
 	}
 	g.outage = err
 
-	// Leave out waiters without a confirmed place, which measure the outage by their own calls.
+	// Leave out waiters without a confirmed place, which measure the outage by their enqueues.
 	for _, w := range g.waiters {
 		if w.queued && time.Since(g.outageSince) >= w.c.Timeout {
 			w.failure = &backend.UnavailableError{Since: g.outageSince, Err: err}
@@ -279,9 +288,9 @@ func (g *group) noteFailureLocked(err error, sent time.Time) {
 	}
 }
 
-// outageAfterLocked returns the outage since the last answer, or nil if there is none. The argument
-// answered is the time at which the call with that answer was sent. There is an outage if a later
-// poll has failed, or has had no answer for a third of the duration timeout.
+// outageAfterLocked returns the error of an outage, or nil if there is none. There is an outage if
+// a poll that was sent after the time answered has failed, or has had no answer for a third of the
+// duration timeout. The argument answered is the time at which the last answered call was sent.
 func (g *group) outageAfterLocked(answered time.Time, timeout time.Duration) error {
 	switch {
 	case g.outageSince.After(answered):

@@ -5,9 +5,10 @@ local function prolong(term, since, lasts)
 	local left = redis.call('PTTL', lock)
 	-- A PTTL of -1 means that the key has no end. Leave it so.
 	if left == -1 then return end
-	-- Replicas confirm only what was written. So PEXPIRE runs even if the term is longer already.
+	-- Run PEXPIRE even if the term is longer already, because replicas confirm only what was
+	-- written.
 	redis.call('PEXPIRE', lock, math.max(left, term))
-	-- From here on, the start does not follow from the PTTL. Without memory, Redis refuses SETRANGE
-	-- before a script has written anything, so SETRANGE comes after PEXPIRE.
+	-- The start does not follow from the new PTTL, so write it into the record. A Redis without
+	-- memory refuses SETRANGE if it is the first write of a script, so PEXPIRE comes first.
 	if tonumber(since) == 0 then redis.pcall('SETRANGE', lock, 10, start(left, lasts)) end
 end

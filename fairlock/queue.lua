@@ -15,8 +15,8 @@ local function keepQueue()
 	redis.call('PEXPIREAT', timeouts, last)
 end
 
--- Removes the entries without a place, if they are more than half of all. So a place that ends costs
--- the same on average, however long the queue is.
+-- Removes the entries without a place, if they are more than half of all. So a place that ends
+-- costs the same on average, however long the queue is.
 local function tidy()
 	if redis.call('LLEN', queue) <= 2 * redis.call('ZCARD', timeouts) then return end
 	local entries = redis.call('LRANGE', queue, 0, -1)

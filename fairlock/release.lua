@@ -1,8 +1,8 @@
 -- Releases a key if the token holds it, and hands the key to the next waiter. If the token does not
 -- hold it, ends the token's place.
 -- KEYS: see record.lua
--- ARGV[2..]: the token, or token#owner for a shared hold; the rest of the term in ms if the key stays
--- taken, and otherwise ''
+-- ARGV[2..]: the token, or token#owner for a shared hold; the rest of the term in ms if the key
+-- stays taken, and otherwise ''
 -- Returns 1, or 0 if the token does not hold the key.
 
 -- A hold that no caller waits for needs none of the functions below, which Lua would create in each
@@ -23,17 +23,18 @@ if not member and not (alone and has == token) then
 	if type(ended) == 'table' and not wrongtype(ended) then return ended end
 	if ended == 1 then
 		tidy()
-		-- Perhaps only the client of this token knew that the key is free, or when a kept key becomes
-		-- free. So wake another one.
+		-- The client of this token may have been the only one to poll for a free key, or at the end
+		-- of a kept record. So have another client poll.
 		if not has or string.find(tostring(has), '^kept%-') then pcall(wakeFirst) end
 	end
-	-- The token may have waited for the end of a shared record, before others that can join it.
+	-- The token may have waited for the end of a shared record, and so kept back others that can
+	-- join it.
 	if shared then pcall(handOver, '') end
 	return 0
 end
 if member then
 	quit(member)
-	-- The first waiter waits for the other holders.
+	-- If other holders are left, the first waiter waits for them.
 	if not shared then pcall(handOver, '') end
 	return 1
 end
@@ -51,7 +52,8 @@ end
 local ok = pcall(handOver, '')
 if not granted then
 	redis.call('DEL', lock)
-	-- A Redis without memory has refused the SET, and accepts it after this first write.
+	-- A Redis without memory has refused the SET of the new record, as the script's first write.
+	-- After DEL it accepts it.
 	if not ok then pcall(handOver, '') end
 end
 return 1

@@ -33,18 +33,20 @@ func keysOf(key string) [5]string {
 	}
 }
 
-// runner runs the scripts that may hand a key over.
+// runner runs the scripts that may hand a key over. Their first argument is the term of the fence
+// counter.
 type runner struct {
 	store    *redisstore.Store
 	fenceTTL string // Options.FenceTTL in ms
 }
 
-// call returns the redisstore.Call for such a script.
+// call returns the redisstore.Call of such a script. The arguments args follow the first one.
 func (r *runner) call(keys []string, args ...string) redisstore.Call {
 	return redisstore.Call{Keys: keys, Args: append([]string{r.fenceTTL}, args...)}
 }
 
-// run runs such a script. It keeps the arguments on the stack.
+// run runs such a script for key. The arguments args follow the first one. Unlike with call, the
+// arguments stay on the stack, because most calls are made by run.
 func (r *runner) run(ctx context.Context, sc *redisstore.Script, key string,
 	args ...string) (any, error) {
 	keys := keysOf(key)

@@ -22,22 +22,23 @@ type waiter struct {
 	wake chan struct{}
 
 	// Only the goroutine of Wait uses these.
-	unanswered bool // an enqueue was not answered, and may still arrive
-	// when the first unanswered call began; zero if the last call was answered
+	unanswered bool // some enqueue was not answered, and may still arrive
+	// when the first of the enqueues that have failed in a row began; zero if the last was answered
 	outageSince time.Time
-	outage      error // the error of the last call, if outageSince is set
+	outage      error // the error of the last enqueue, if outageSince is set
 
 	// The mu of waiters guards these.
 	group *group
-	// is part of the queue entry; a grant counts only if it names the same round
+	// Counts the places that w has asked for. It is part of the queue entry and of messages, so
+	// that a message about an earlier place does not count as a grant.
 	round int
-	// the earliest start of a hold of this round; its term counts from here
+	// The earliest time at which a hold of this round can begin. Its term counts from here.
 	notBefore time.Time
 	queued    bool               // the store has confirmed the place in this round
 	unsure    bool               // an enqueue of this round was not answered
 	handed    *handedOver        // the hold, once the key was handed over
 	failure   error              // why the wait cannot go on
-	held      *backend.HeldError // the store's last answer
+	held      *backend.HeldError // the store's last answer that w must wait
 	heldAt    time.Time          // when the call with that answer was sent
 }
 
@@ -48,24 +49,26 @@ type handedOver struct {
 	confirmed bool      // as many replicas as the URL asks for have confirmed the hold
 }
 
-// wait alternately calls the store and sleeps, until w has the key or cannot go on.
+// wait takes a place in the queue, and sleeps until the key is handed over or w cannot go on. It
+// enqueues again after an outage, or if the place is lost.
 func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 	for try := 0; ; {
 		// Check for a grant before ctx, because the key may be handed over just when ctx ends.
-		if g, ok, err := w.outcome(); ok || err != nil {
+		if g, granted, err := w.outcome(); granted || err != nil {
 			return g, err
 		}
 		if ctx.Err() != nil || w.ws.life.isOver() {
 			return backend.Grant{}, w.endError(ctx)
 		}
 		if w.hasPlace() {
-			// If a change came after w.outcome(), w.wake has a signal, so sleep returns at once.
+			// If something has changed since the call of outcome, w.wake has a signal, so that
+			// sleep returns at once.
 			w.sleep(ctx, nil)
 			continue
 		}
 
-		// Each call has the same token, so a repeat is safe even if the last call was executed and
-		// only its reply was lost.
+		// Each enqueue has the same token. So it is safe to repeat one that was executed, and of
+		// which only the reply was lost.
 		began := time.Now()
 		err := w.enqueue(ctx)
 		if err == nil {
@@ -75,11 +78,13 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 			continue
 		}
 		if ctx.Err() != nil && time.Since(began) < w.c.Timeout/3 {
-			continue // ctx has caused err
+			// The end of ctx has cut the call short, so err is no outage. The loop ends above.
+			continue
 		}
 
 		// The claim's Timeout limits the whole outage, which begins with the first failed call.
-		if w.outage = err; w.outageSince.IsZero() {
+		w.outage = err
+		if w.outageSince.IsZero() {
 			w.outageSince = began
 		}
 		if time.Since(w.outageSince) >= w.c.Timeout {
@@ -90,7 +95,8 @@ func (w *waiter) wait(ctx context.Context) (backend.Grant, error) {
 	}
 }
 
-// pause returns how long to wait before an unanswered call is repeated.
+// pause returns how long to wait before an unanswered call is repeated. It grows with try, the
+// number of repeats so far, up to the fourth, and has a random part.
 func pause(try int) time.Duration {
 	d := 20 * time.Millisecond << min(try, 4)
 	return d/2 + rand.N(d/2)
@@ -106,36 +112,39 @@ func (w *waiter) sleep(ctx context.Context, timeout <-chan time.Time) {
 	}
 }
 
+// wakeUpLocked makes w check its fields again.
 func (w *waiter) wakeUpLocked() {
 	select {
 	case w.wake <- struct{}{}:
-	default: // do not block, because mu is held; one signal is enough, because w reads all fields
+	default: // a signal is pending, and one is enough, because w then checks all fields
 	}
 }
 
+// hasPlace reports whether the store has confirmed a place for the present round.
 func (w *waiter) hasPlace() bool {
 	w.ws.mu.Lock()
 	defer w.ws.mu.Unlock()
 	return w.queued
 }
 
-// endError returns the error of a wait that ctx or Close has ended.
+// endError returns the error of a wait that ctx or Close has ended. It is a refusal only if the
+// store has refused the key, and there is no outage since.
 func (w *waiter) endError(ctx context.Context) error {
 	w.ws.mu.Lock()
 	defer w.ws.mu.Unlock()
 	switch {
 	case w.outage != nil:
-		// The outage is newer than every answer, because an answer to an enqueue clears w.outage.
+		// The outage is newer than w.held, because an answer to an enqueue clears w.outage.
 		return &backend.UnavailableError{Since: w.outageSince, Err: w.outage}
 	case ctx.Err() == nil:
 		return errClosed
 	case w.held != nil:
-		// If the store has not answered since the time w.heldAt, return the outage.
+		// The refusal counts only if the polls after it had no outage.
 		if err := w.group.outageAfterLocked(w.heldAt, w.c.Timeout); err != nil {
 			return err
 		}
 
-		// From RetryAfter, subtract the time that has passed since the call was sent.
+		// RetryAfter counts from when the refused call was sent. Make it count from now.
 		e := *w.held
 		if e.RetryAfter > 0 {
 			e.RetryAfter = max(e.RetryAfter-time.Since(w.heldAt), 0)
@@ -146,25 +155,26 @@ func (w *waiter) endError(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// outcome returns the grant and true, or the error that ended the wait. It returns false and nil if
-// the wait goes on. If a hold may end too soon, outcome begins a new round, whose enqueue confirms
-// the hold or takes a new place.
-func (w *waiter) outcome() (backend.Grant, bool, error) {
+// outcome returns the grant and true if w has the key, or the error that has ended the wait. It
+// returns false and nil if the wait goes on. If w has the key, but Wait must not return the grant
+// yet (see grantLocked), outcome begins a new round. The enqueue of that round confirms the hold,
+// or takes a new place if the hold has ended.
+func (w *waiter) outcome() (g backend.Grant, granted bool, err error) {
 	w.ws.mu.Lock()
 	defer w.ws.mu.Unlock()
 	if w.handed == nil {
-		return backend.Grant{}, false, w.failure
+		return g, false, w.failure
 	}
 
-	if g, ok := w.grantLocked(); ok {
-		return g, true, nil
+	g, granted = w.grantLocked()
+	if !granted {
+		w.newRoundLocked()
 	}
-	w.newRoundLocked()
-	return backend.Grant{}, false, nil
+	return g, granted, nil
 }
 
+// newRoundLocked makes w enqueue again. From now on, messages about earlier rounds do not count.
 func (w *waiter) newRoundLocked() {
-	// From now on, messages about earlier rounds do not count.
 	w.round++
 	w.notBefore = time.Time{}
 	w.queued = false
@@ -173,28 +183,31 @@ func (w *waiter) newRoundLocked() {
 }
 
 // grantLocked returns the grant of the hold that was handed over, and whether Wait may return this
-// grant. It may if the replicas have confirmed the hold, at least half of its term is left, and the
-// term is the whole TTL or a renewal will raise it.
-func (w *waiter) grantLocked() (backend.Grant, bool) {
-	g := backend.Grant{Until: w.handed.until}
+// grant. It may if replicas need not confirm the hold or have done so, at least half of the term is
+// left, and the term is the whole TTL or a renewal will raise it. It always may if an enqueue has
+// raised the term.
+func (w *waiter) grantLocked() (g backend.Grant, ready bool) {
+	g.Until = w.handed.until
 	if w.c.Fenced {
 		g.Fence = w.handed.fence
 	}
 	if !g.Until.IsZero() {
-		return g, true // an enqueue has raised the term, and replicas have confirmed the hold
+		return g, true // an enqueue has raised the term, which replicas have also confirmed
 	}
 	if !w.handed.confirmed && w.ws.store.Replicas() > 0 {
 		return g, false
 	}
 
-	// The record outlasts g.Until, because the record was written after w.notBefore.
+	// The record outlasts g.Until, because it was written after w.notBefore.
 	g.Until = w.notBefore.Add(w.term - backend.Drift(w.term))
-	return g, (w.c.Renewed || w.term == w.c.TTL) && time.Until(g.Until) >= w.term/2
+	isLong := w.term == w.c.TTL || w.c.Renewed
+	return g, isLong && time.Until(g.Until) >= w.term/2
 }
 
-// enqueue sends the script that queues w. If w already has a place, w keeps it. If w holds the key,
-// the script raises the term. enqueue may be repeated after an unknown outcome, because a token has
-// at most one place.
+// enqueue sends the script that queues w. If w already has a place, it keeps that place. If w holds
+// the key, the script raises the term to the whole TTL. enqueue may be repeated after an unknown
+// outcome, because a token has at most one place. It returns an error only if the store has not
+// answered: if the answer ends the wait, enqueue sets w.failure and returns nil.
 func (w *waiter) enqueue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.c.Timeout)
 	defer cancel()
@@ -209,8 +222,8 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	ws.mu.Lock()
 	sent := time.Now()
 
-	// A repeat does not move notBefore, because an earlier enqueue of this round, whose reply was
-	// lost, may have led to a grant.
+	// A repeat must not move notBefore, because an earlier enqueue of this round, whose reply was
+	// lost, may have led to a hold that began before the repeat.
 	if w.notBefore.IsZero() {
 		w.notBefore = sent
 	}
@@ -221,7 +234,9 @@ func (w *waiter) enqueue(ctx context.Context) error {
 
 	gaps := g.sub.gaps // read before the call, because a message may come before the reply
 
-	// If another call has just kept the client's places, this place may end when those places end.
+	// If another call has just kept the client's places, let this place end with those. The next
+	// poll is early enough for all of them, and the server may answer by a brief report. Otherwise
+	// till is 0, which asks for a full report.
 	till := g.kept
 	if sent.Sub(g.extended) > ws.window/3 {
 		till = 0
@@ -231,28 +246,26 @@ func (w *waiter) enqueue(ctx context.Context) error {
 	ws.mu.Unlock()
 	reply, err := ws.store.Run(ctx, enqueueScript, call)
 
+	if err == nil {
+		return w.noteEnqueue(reply, sent, gaps)
+	}
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
 	if err = noQueue(w.c.Key, err); errors.Is(err, backend.ErrInvalid) {
-		// Let the method outcome end the wait with this error, which is an answer.
-		ws.mu.Lock()
-		defer ws.mu.Unlock()
-		w.failure = err
+		w.failure = err // the store has answered that the key has no queue
 		return nil
 	}
 
-	if err != nil {
-		// w.unanswered stays set, because this call may arrive even after a later one was answered.
-		ws.mu.Lock()
-		defer ws.mu.Unlock()
-		w.unanswered = true
-		w.unsure = true
-		return err
-	}
-
-	return w.noteEnqueue(reply, sent, gaps)
+	// w.unanswered is never cleared, because this enqueue may arrive even after a later one was
+	// answered.
+	w.unanswered = true
+	w.unsure = true
+	return err
 }
 
 // noteEnqueue handles the reply to an enqueue. The argument sent is the time at which the enqueue
-// was sent, and the argument gaps is the value of sub.gaps at that time.
+// was sent, and the argument gaps is the value of sub.gaps at that time. The error says that the
+// reply is not valid.
 func (w *waiter) noteEnqueue(reply any, sent time.Time, gaps int) error {
 	ws := w.ws
 	g := w.group
@@ -271,25 +284,27 @@ func (w *waiter) noteEnqueue(reply any, sent time.Time, gaps int) error {
 
 	switch {
 	case w.handed != nil:
-		// A message was faster than this reply. The replicas have confirmed the record only if the
-		// token still held the key.
+		// The key was handed over, by this enqueue or before its reply arrived. The replicas have
+		// confirmed the hold with this reply, unless the token did not hold the key any more.
 		w.handed.confirmed = mine
-	case w.failure != nil:
+	case w.failure != nil: // the method outcome ends the wait
 	case mine && w.c.Fenced && r.fence == 0:
 		return ws.store.Unexpected(reply)
 	case mine:
-		// The script has raised the term to the whole TTL.
-		w.handed = &handedOver{r.fence, sent.Add(w.c.TTL - backend.Drift(w.c.TTL)), true}
+		// The token held the key already, and the script has raised the term to the whole TTL.
+		until := sent.Add(w.c.TTL - backend.Drift(w.c.TTL))
+		w.handed = &handedOver{fence: r.fence, until: until, confirmed: true}
 	default:
 		w.notePlaceLocked(r, sent)
 		g.noteKeepLocked(r, sent)
-		// Count from the last call that kept the places alive. If this report is brief, that was an
-		// earlier call, and a poll that is in flight schedules the next poll.
+		// Schedule the next poll. It is due some time after the last call that kept the places,
+		// which is an earlier call if this report is brief. In that case, a poll in flight
+		// schedules it instead.
 		if r.pttl != noPTTL || g.pending == 0 {
 			g.pollByLocked(g.nextPollLocked(r, g.extended))
 		}
 		if g.sub.gaps != gaps {
-			// Poll, because a message for this place may have been missed.
+			// Poll at once, because a message for this place may have been missed.
 			g.pollByLocked(sent)
 		}
 	}
@@ -301,7 +316,8 @@ func (w *waiter) noteEnqueue(reply any, sent time.Time, gaps int) error {
 // time sent, and returned the report r.
 func (w *waiter) notePlaceLocked(r report, sent time.Time) {
 	w.queued = true
-	// Replies may arrive out of order, so use the time of the call that was sent last.
+	// A place in the queue means that no hold had begun when the call was sent. Replies may arrive
+	// out of order, so keep the latest such time.
 	if sent.After(w.notBefore) {
 		w.notBefore = sent
 	}
@@ -310,7 +326,8 @@ func (w *waiter) notePlaceLocked(r report, sent time.Time) {
 	w.held.Kept = redisstore.Kept(r.token)
 }
 
-// holdOf returns a hold with the given fence, or nil if no hold of w can have that fence.
+// holdOf returns a hold with the given fence, or nil if no hold of w can have that fence, because
+// it is no number, or is 0 although the claim wants a fence.
 func (w *waiter) holdOf(fence string) *handedOver {
 	n, err := strconv.ParseUint(fence, 10, 64)
 	if err != nil || w.c.Fenced && n == 0 {

@@ -4,8 +4,8 @@
 //
 // The engine is the same as with every strategy, so a service meets the same errors, events and
 // times as with a store in a network. The order of arrival, min holds, shared leases and slots work
-// as with memlock. To [hasp.LockAll], a Locker is a wrapper, which takes one key after another; pass
-// its Client to have all keys in one round trip.
+// as with memlock. To [hasp.LockAll], a Locker is a wrapper, which takes one key after another;
+// pass its Client to have all keys in one round trip.
 package hasptest
 
 import (
@@ -39,6 +39,7 @@ func New(o *hasp.Options) *Locker { return newLocker(new(memlock.Store), o) }
 // the Prefix. It has switches of its own, so a test can cut off one of the two processes.
 func (l *Locker) Another(o *hasp.Options) *Locker { return newLocker(l.store, o) }
 
+// newLocker returns a Locker on s. It panics if an option is invalid.
 func newLocker(s *memlock.Store, o *hasp.Options) *Locker {
 	o = cmp.Or(o, &hasp.Options{})
 	l := &Locker{store: s, link: newLink(cmp.Or(o.Timeout, hasp.DefaultTimeout))}
@@ -99,12 +100,12 @@ func (l *Locker) Delay(d time.Duration) { l.link.set(false, d) }
 type link struct {
 	timeout time.Duration // bounds a call, so with a longer delay no call is answered
 
-	mu      sync.Mutex // guards the fields below
-	down    bool
-	delay   time.Duration
-	waiters sync.WaitGroup // calls in the queue of the store
-	uncut   context.Context
-	cut     context.CancelFunc // ends the context uncut, so that the waiters get no answer
+	mu      sync.Mutex         // guards the fields below
+	down    bool               // no call is answered
+	delay   time.Duration      // how long each answer takes
+	waiters sync.WaitGroup     // calls in the queue of the store
+	uncut   context.Context    // ends when the waiters are cut off
+	cut     context.CancelFunc // ends uncut
 }
 
 func newLink(timeout time.Duration) *link {
@@ -113,20 +114,23 @@ func newLink(timeout time.Duration) *link {
 	return l
 }
 
-// set changes the state of the link. When set returns, the waiters that are cut off have left the
-// queue. Otherwise they would get the key without learning of it, and keep the key from the others.
+// set changes the state of the link. It cuts the waiters off if they can get no answer in the new
+// state. They have left the queue when set returns. Otherwise they could get the key without
+// learning of it, and keep it from others.
 func (l *link) set(down bool, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.down, l.delay = down, delay
 	if down || delay >= l.timeout {
 		l.cut()
-		l.waiters.Wait() // a waiter does not lock mu before it has left
+		l.waiters.Wait() // cannot deadlock, because a waiter does not lock mu before it has left
 	} else if l.uncut.Err() != nil {
+		// The link was cut, and later waiters must not be.
 		l.uncut, l.cut = context.WithCancel(context.Background())
 	}
 }
 
+// state returns the state that set has stored.
 func (l *link) state() (down bool, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -182,16 +186,19 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return answer(ctx, d, func() (backend.Grant, error) { return d.store.Acquire(ctx, c) })
 }
 
+// Wait queues in the store until it grants the key, or until the link is cut.
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	d.link.mu.Lock()
 	uncut := d.link.uncut
 	if uncut.Err() != nil {
+		// The link is cut. Do not queue, but fail: at once if the store is down, and otherwise when
+		// the answer has been delayed for the Timeout.
 		d.link.mu.Unlock()
 		call, cancel := context.WithTimeout(ctx, c.Timeout)
 		defer cancel()
 		return answer(call, d, func() (g backend.Grant, err error) { return g, errDown })
 	}
-	d.link.waiters.Add(1)
+	d.link.waiters.Add(1) // under mu, so that set waits for each waiter that it cuts off
 	d.link.mu.Unlock()
 
 	queued, cancel := context.WithCancel(ctx)
@@ -199,20 +206,23 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	defer context.AfterFunc(uncut, cancel)()
 	g, err := d.store.Wait(queued, c)
 	d.link.waiters.Done()
-	if uncut.Err() != nil {
+	if uncut.Err() != nil { // even if the store has granted the key, the answer does not arrive
 		return backend.Grant{}, errDown
 	}
 	if err != nil {
 		return g, err
 	}
-	return answer(ctx, d, func() (backend.Grant, error) { return g, nil })
+	return answer(ctx, d, func() (backend.Grant, error) { return g, nil }) // after the delay
 }
 
+// Renew makes one call for each claim. A claim whose call is not answered has errDown.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
 	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 		return answer(ctx, d, func() (g backend.Grant, err error) {
-			err = errDown // if ctx has ended, there is no answer
-			d.store.Renew(ctx, []backend.Claim{c}, func(_ int, granted backend.Grant, e error) { g, err = granted, e })
+			err = errDown // if ctx has ended, the store does not call the function below
+			d.store.Renew(ctx, []backend.Claim{c}, func(_ int, granted backend.Grant, e error) {
+				g, err = granted, e
+			})
 			return g, err
 		})
 	})
@@ -232,6 +242,7 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	return err
 }
 
+// List asks the store once whether the link answers. The entries that follow are not delayed.
 func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		call, cancel := context.WithTimeout(ctx, timeout)

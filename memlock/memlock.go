@@ -35,9 +35,10 @@ type Store struct {
 	mu    sync.Mutex // guards the fields below, and every entry and waiter
 	keys  map[string]*entry
 	fence uint64 // the last fence; one counter for all keys, so that a free key needs no entry
-	limit int    // when len(keys) reaches this number, expired holds are removed
+	limit int    // when len(keys) reaches this number, the next new key removes expired holds
 }
 
+// minLimit is the smallest limit of a Store after its first sweep.
 const minLimit = 1024
 
 // Driver returns a new driver on s. Each Client needs a driver of its own.
@@ -91,14 +92,15 @@ func (d *driver) Acquire(_ context.Context, c backend.Claim) (backend.Grant, err
 	now := time.Now()
 	e := s.entryLocked(c.Key, now)
 	if e.queue.Len() > 0 || !e.freeFor(c, now) {
-		// Refuse c even if the term has just ended, because the first waiter, whose timer is about
-		// to fire, must get the key.
+		// If callers wait, refuse c even if the term has just ended. The timer of the first waiter
+		// is about to fire, and that waiter must get the key.
 		return backend.Grant{}, e.refusal(now)
 	}
 	return s.grantLocked(e, c, now), nil
 }
 
-// Wait queues for the key, and returns when the key is handed to c.
+// Wait queues for the key, and returns when the key is handed to c. If ctx ends, Wait leaves the
+// queue, and returns a HeldError.
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if err := d.closedErr(); err != nil {
 		return backend.Grant{}, err
@@ -111,7 +113,7 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	w.place = e.queue.PushBack(w)
 	s.mu.Unlock() // from now on, any caller may hand the key to w
 
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(0) // is reset before each use
 	defer timer.Stop()
 	for {
 		g, rest, err := d.poll(ctx, e, w)
@@ -138,9 +140,9 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	}
 }
 
-// poll returns the grant of the waiter w, if it has the key now, or the error that ends w's wait.
-// Otherwise, if w is the first waiter, rest is the rest of a holder's term, after which w must call
-// poll again. For the other waiters rest is 0.
+// poll returns the grant of the waiter w, if it has the key now, or the error that ends the wait of
+// w. Otherwise both are nil, and the wait goes on. If w is the first waiter, rest is then the rest
+// of a holder's term, after which w must call poll again. For the other waiters rest is 0.
 func (d *driver) poll(
 	ctx context.Context, e *entry, w *waiter,
 ) (g *backend.Grant, rest time.Duration, err error) {
@@ -149,8 +151,9 @@ func (d *driver) poll(
 	defer s.mu.Unlock()
 	now := time.Now()
 
-	// A waiter that was granted the key must not touch e, because the hold may have ended before
-	// the waiter woke, and the key may have another entry. While w is queued, e stays in the map.
+	// If the holder's term has ended, hand the key over. Do not touch e if w was granted the key
+	// before: that hold may have ended before w woke, and the key may have another entry. While w
+	// is queued, e stays in the map.
 	if w.grant == nil && e.freeFor(e.first().claim, now) {
 		s.advanceLocked(e, now)
 	}
@@ -158,8 +161,8 @@ func (d *driver) poll(
 		return w.grant, 0, nil
 	}
 
-	// The key is held. The refusal is definite, because a wait that ends now leaves nothing in the
-	// store.
+	// The key is held by another claim. If the wait ends, w leaves the queue. So nothing of it
+	// stays in the store, and the refusal is definite.
 	if ctx.Err() != nil {
 		err = e.refusal(now)
 	} else {
@@ -175,7 +178,7 @@ func (d *driver) poll(
 		return nil, 0, nil
 	}
 	if r := e.reader(now); r != nil {
-		return nil, r.until.Sub(now), nil
+		return nil, r.until.Sub(now), nil // any reader will do, because w then calls poll again
 	}
 	return nil, e.until.Sub(now), nil
 }
@@ -193,6 +196,7 @@ func (d *driver) Renew(
 	}
 }
 
+// renew prolongs the term of one hold. The error is ErrLost if the term has ended.
 func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	if err := d.closedErr(); err != nil {
 		return backend.Grant{}, err
@@ -244,7 +248,7 @@ func (d *driver) Release(_ context.Context, c backend.Claim) error {
 		e.claim.Token = minHoldToken
 		e.until = c.KeepUntil
 	default:
-		e.claim.Token = ""
+		e.claim.Token = "" // the key has no exclusive holder any more
 	}
 	s.advanceLocked(e, now)
 	return nil
@@ -282,7 +286,7 @@ func (d *driver) List(
 
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		outside := func(e backend.Entry, err error) bool {
+		yieldUnlocked := func(e backend.Entry, err error) bool {
 			s.mu.Unlock()
 			defer s.mu.Lock() // deferred, because yield may panic
 			return yield(e, err)
@@ -296,18 +300,19 @@ func (d *driver) List(
 				s.mu.Lock()
 			}
 			if err := cmp.Or(ctx.Err(), d.closedErr()); err != nil {
-				outside(backend.Entry{}, err)
+				yieldUnlocked(backend.Entry{}, err)
 				return
 			}
 
-			// Look each key up again, because the store was unlocked meanwhile. The entry may be
-			// gone, and sweepLocked may have replaced the map.
+			// Look the key up again, because the store may have been unlocked since the last key.
+			// The entry may be gone, and sweepLocked may have replaced the map that this loop
+			// ranges over.
 			if !strings.HasPrefix(key, prefix) || s.keys[key] != e {
 				continue
 			}
 			st := e.status(time.Now())
-			inUse := st.Held || len(st.Waiters) > 0
-			if inUse && !outside(backend.Entry{Key: key, Status: st}, nil) {
+			inUse := st.Held || len(st.Waiters) > 0 // not if the hold has expired without a release
+			if inUse && !yieldUnlocked(backend.Entry{Key: key, Status: st}, nil) {
 				return
 			}
 		}
@@ -337,6 +342,7 @@ func (d *driver) Close() error {
 	return nil
 }
 
+// closedErr returns errClosed if Close was called, and otherwise nil.
 func (d *driver) closedErr() error {
 	select {
 	case <-d.closed:
@@ -346,8 +352,8 @@ func (d *driver) closedErr() error {
 	}
 }
 
-// heldLocked returns the entry that c.Token holds, or nil. If the hold is shared, heldLocked also
-// returns the reader.
+// heldLocked returns the entry of c.Key if c.Token holds the key, and otherwise nil. If the hold is
+// shared, heldLocked also returns the reader.
 func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	// A hold whose term has ended is lost, even if the key is still free.
 	e := s.keys[c.Key]
@@ -369,8 +375,8 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 		return e
 	}
 
-	if len(s.keys) >= s.limit { // in the zero Store the limit is 0, so sweepLocked creates the map
-		s.sweepLocked(now)
+	if len(s.keys) >= s.limit {
+		s.sweepLocked(now) // in the zero Store the limit is 0, so this creates the map
 	}
 	e := &entry{key: key}
 	s.keys[key] = e
@@ -380,6 +386,7 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 // grantLocked makes the claim c the holder of the key, or adds c to the readers.
 func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
 	if !e.held(now) {
+		// Remove what is left of an earlier hold.
 		e.claim = backend.Claim{}
 		e.readers = nil
 		e.until = now
@@ -399,7 +406,7 @@ func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Gr
 	return backend.Grant{Fence: e.fence, Until: trustedUntil(now, c.TTL)}
 }
 
-// advanceLocked is called after each change of a hold or of the queue. It hands the key to the
+// advanceLocked must be called after each change of a hold or of the queue. It hands the key to the
 // first waiter if the key is free for that waiter. If the first waiter is shared, the shared
 // waiters directly behind it also receive the key. A free key without a waiter loses its entry.
 func (s *Store) advanceLocked(e *entry, now time.Time) {
@@ -413,12 +420,13 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 	next := e.first()
 	switch {
 	case next != nil:
-		// This waiter may have become the first, or its timer may run until the end of an old term.
+		// Make the waiter set its timer again. It may have become the first just now, or the timer
+		// may run until the end of an old term.
 		next.signal()
 	case !e.held(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
-			s.sweepLocked(now)
+			s.sweepLocked(now) // frees the memory of the map, which is now far too large
 		}
 	}
 }
@@ -478,18 +486,18 @@ func (e *entry) rest(now time.Time) time.Duration {
 
 // freeFor reports whether the key has no holder that excludes c.
 func (e *entry) freeFor(c backend.Claim, now time.Time) bool {
-	joins := c.Shared && len(e.readers) > 0
+	joins := c.Shared && len(e.readers) > 0 // if all readers' terms have ended, held is false
 	return !e.held(now) || joins
 }
 
-// status returns what Inspect and List say of the key.
+// status returns what Inspect and List say of the key. It names 1,000 readers at most.
 func (e *entry) status(now time.Time) (st backend.Status) {
 	const maxShown = 1000
 	if e.held(now) {
 		st = backend.Status{Held: true, TTL: e.rest(now), Fence: e.fence}
 		if len(e.readers) == 0 {
 			st.Owner = e.claim.Owner
-			st.Since = e.since.Round(0)
+			st.Since = e.since.Round(0) // without the monotonic clock, as other strategies return it
 			st.Kept = e.isMinHold()
 		}
 		for _, r := range e.readers {
@@ -505,8 +513,8 @@ func (e *entry) status(now time.Time) (st backend.Status) {
 	return st
 }
 
-// refusal returns a HeldError. If the key has a holder, the error names the holder. If the key has
-// no holder, the caller is refused because other callers wait.
+// refusal returns a HeldError, which names the holder, or one of the readers. If the key has no
+// holder, the error names none, because the caller is refused for the sake of callers that wait.
 func (e *entry) refusal(now time.Time) *backend.HeldError {
 	he := &backend.HeldError{}
 	if e.held(now) {
@@ -530,7 +538,7 @@ func (e *entry) first() *waiter {
 	return nil
 }
 
-// enter adds c to the readers.
+// enter adds c to the readers. The fence of c, if it wants one, is e.fence.
 func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
 	r := &reader{owner: c.Owner, until: now.Add(c.TTL)}
 	g := backend.Grant{Until: trustedUntil(now, c.TTL)}
@@ -594,6 +602,7 @@ var byName = struct {
 	stores     map[string]*Store
 }{stores: map[string]*Store{}}
 
+// open opens the driver of a URL, whose only node, if any, is the name of a store.
 func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) > 1 {
 		return nil, fmt.Errorf("%w: memlock takes one node, the name of a store, not %d",

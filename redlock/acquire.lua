@@ -6,9 +6,10 @@
 -- Read the mark first: if GET fails, the script ends and the key stays free.
 local mark = redis.call('GET', KEYS[3]) or ''
 if ARGV[3] == '' then
+	-- The reply is false if the key is held, and otherwise a table with ok or an error.
 	local taken = redis.pcall('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX')
 	if taken and taken.ok then return {1, '0', mark, redis.call('INFO', 'server')} end
-	-- A server without memory refuses SET even if the key is held.
+	-- A server without memory refuses SET with an error, even if the key is held.
 	if not taken or redis.call('EXISTS', KEYS[1]) == 1 then return {0, mark} end
 	return taken
 end

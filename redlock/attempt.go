@@ -16,12 +16,13 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
+// errNotAsked is the vote of a node that was not asked, because the attempt had already ended.
 var errNotAsked = errors.New("not asked")
 
 // errLate is the error of an attempt that won after its term had ended.
 var errLate = fmt.Errorf("a quorum answered after the term had ended: %w", os.ErrDeadlineExceeded)
 
-// These are the answers of the lead. queue.lua returns the number of a refusal minus one.
+// These are the answers of the lead. For a refusal, queue.lua returns the number here minus one.
 const (
 	unanswered int32 = iota
 	behind           // the lead votes no, and another caller has waited longer
@@ -51,16 +52,16 @@ type attempt struct {
 	since  time.Time     // when the waiter arrived
 	voted  chan struct{} // closed when the lead has voted
 
-	// asked[i] is closed when node i has been asked, and settle has stored its answer. The method won
-	// sets it.
+	// asked[i] is closed when node i has been asked, and settle has stored its answer. The method
+	// won sets asked.
 	asked  []chan struct{}
 	vote   error        // the lead's vote; set before voted is closed
-	answer atomic.Int32 // what the lead says about the queue
+	answer atomic.Int32 // the lead's answer, one of the constants above
 }
 
 // run asks the nodes to vote, and returns as soon as the votes decide the result. Calls in flight
-// continue after that. If the attempt fails, the records that these calls may have written are
-// released when the calls end.
+// continue after that. If the attempt fails, all its records are released, those of calls in flight
+// when these calls end.
 func (a *attempt) run(ctx context.Context) (g backend.Grant, err error) {
 	if err := a.hs.checkTTL(a.c.TTL); err != nil {
 		return g, err
@@ -71,19 +72,21 @@ func (a *attempt) run(ctx context.Context) (g backend.Grant, err error) {
 	defer a.m.work.Done()
 	a.hs.add(a.h)
 
+	// Without a lead, all nodes are asked at once. Otherwise, a refusal by the lead ends the
+	// attempt before the other nodes are asked.
 	won := (a.lead == noLead || a.askLead(ctx)) && a.won(ctx)
 	verdict := a.ballot.result()
 	switch {
 	case won:
 		g.Fence, err = a.confirm(ctx)
 	case verdict == errNo:
-		// abandon below releases the records on the nodes that voted yes.
 		err = &backend.HeldError{}
 	case verdict == errNoQuorum:
 		err = a.ballot.failures()
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	default:
+		// The ballot has no verdict, so redsync has given up. It does so if the term is over.
 		err = errLate
 	}
 
@@ -93,23 +96,26 @@ func (a *attempt) run(ctx context.Context) (g backend.Grant, err error) {
 	return g, err
 }
 
-// won reports whether redsync has counted a quorum of votes within the term. It returns false if
-// the ballot is decided first, redsync gives up, or ctx ends. It also ends the attempt as refused
-// if a quorum has voted, but a win would need a node that has not answered in the usual time.
-// Otherwise the votes for this attempt would block other callers while that node hangs.
+// won has redsync count the votes, and reports whether a quorum has voted yes within the term. It
+// returns false if the ballot is decided first, redsync gives up, or ctx ends.
+//
+// won also refuses the attempt if a quorum has voted, but a win would need a node that has not
+// answered in the usual time. Otherwise the votes for this attempt would block other callers while
+// that node hangs.
 func (a *attempt) won(ctx context.Context) bool {
 	votes := make([]func() error, len(a.m.nodes))
 	a.asked = make([]chan struct{}, len(a.m.nodes))
 	for i, n := range a.m.nodes {
 		if i == a.lead {
+			// askLead has already asked the lead.
 			votes[i] = a.leadVote
 			a.asked[i] = a.voted
 			continue
 		}
 		a.asked[i] = make(chan struct{})
 
-		// Count the call as work here. redsync may return before the call's goroutine starts, so
-		// that Close would not wait for that goroutine.
+		// Count the call as work here, not in the function. redsync may return before it runs the
+		// function, and then Close would not wait for the call.
 		a.m.work.Add(1)
 		votes[i] = func() error {
 			defer a.m.work.Done()
@@ -119,9 +125,10 @@ func (a *attempt) won(ctx context.Context) bool {
 	}
 
 	mutex := newMutex(a.c.Key, a.h.record, a.c.TTL, votes)
-	counted := make(chan error, 1) // has room for one result, because won may return before redsync
+	counted := make(chan error, 1) // has room for the result, because won may return before redsync
 
-	// Do not pass ctx, because the driver must learn whether a call has taken the key.
+	// Do not pass ctx, because its end must not stop the calls: the driver must learn whether they
+	// have taken the key.
 	a.m.work.Go(func() { counted <- mutex.TryLockContext(context.Background()) })
 
 	patience := a.m.patience()
@@ -140,16 +147,16 @@ func (a *attempt) won(ctx context.Context) bool {
 	}
 }
 
-// askLead asks the lead for its vote before other nodes are asked. It returns true if the lead has
-// voted yes or has not answered in time, so that redsync must count votes. Then redsync asks the
-// other nodes, if there are any, and also counts the lead's vote.
+// askLead asks the lead for its vote before other nodes are asked. It returns true if the attempt
+// goes on, because the lead has voted yes, or has not voted in the usual time. It returns false if
+// the ballot is decided, such as by a refusal of the lead, or if ctx ends.
 func (a *attempt) askLead(ctx context.Context) bool {
 	n := a.m.nodes[a.lead]
 	a.m.work.Go(func() { _ = a.ask(n) })
 
 	select {
 	case <-a.voted:
-	case <-a.ballot.done:
+	case <-a.ballot.done: // the method ask decides the ballot just before it closes voted
 	case <-time.After(n.patience()):
 		n.latency.Store(0) // the node cannot lead until it has answered a call
 	case <-ctx.Done():
@@ -159,28 +166,29 @@ func (a *attempt) askLead(ctx context.Context) bool {
 	return a.ballot.result() == errPending
 }
 
-// leadVote waits for the lead's vote, which askLead has requested.
+// leadVote waits for the lead's vote, which askLead has requested, and returns it. If the ballot is
+// decided before the lead votes, leadVote returns errNotAsked, so that redsync ends.
 func (a *attempt) leadVote() error {
 	select {
 	case <-a.voted:
 		return a.vote
-	// The ballot may be decided before the lead votes.
 	case <-a.ballot.done:
 		return errNotAsked
 	}
 }
 
-// ask asks a node for its vote, and casts that vote. It is called at most once for each node.
+// ask asks a node for its vote, casts that vote, and returns it. It is called at most once for each
+// node.
 func (a *attempt) ask(n *node) error {
 	vote := a.requestVote(n)
 	if vote == nil {
-		// Count the record before the vote: after the last vote a renewal may begin, which needs
-		// records that count.
+		// Call count before cast. The vote may win the key, and then a renewal may begin at once,
+		// which needs records that count.
 		a.hs.count(a.h, n.i, a.h.began, a.c.TTL, 0)
 	}
 
-	// If the lead refuses, end the attempt before other nodes vote. Decide the ballot here, because
-	// the refusal of a single node does not decide it.
+	// A refusal by the lead ends the attempt, although the refusal of one node does not decide a
+	// ballot by itself.
 	if n.i == a.lead && vote == errNo {
 		a.ballot.decide(errNo)
 	}
@@ -192,7 +200,8 @@ func (a *attempt) ask(n *node) error {
 	return vote
 }
 
-// requestVote asks a node for its vote, and calls settle with the outcome.
+// requestVote asks a node for its vote, calls settle with the outcome, and returns the vote: nil
+// for yes, errNo for no, or an error that says why the node's vote does not count.
 func (a *attempt) requestVote(n *node) error {
 	// Do not end the call with the caller's context. Even if the caller has left, the driver must
 	// learn whether the call took the key, so that it can release the key.
@@ -201,13 +210,13 @@ func (a *attempt) requestVote(n *node) error {
 
 	err := n.admit()
 	if err == nil && n.standing.Load() == nil {
-		// Load the mark before the vote, because checkVote compares the vote with the mark. An old
-		// mark will do.
+		// Load the standing before the vote, because checkVote and checkRefusal compare it with the
+		// vote. Any known standing will do, so since is zero.
 		_, err = n.refreshMark(ctx, time.Time{})
 	}
 
 	if err == nil && !a.hs.begin(a.h, n.i) {
-		err = errNotAsked
+		err = errNotAsked // the attempt has already failed
 	}
 	if err != nil {
 		return err
@@ -216,35 +225,37 @@ func (a *attempt) requestVote(n *node) error {
 	began := time.Now()
 	r := a.send(ctx, n)
 
-	// Call settle before checkVote, which may call the node again, because a release may wait for
-	// the outcome of the vote.
+	// Call settle at once, because a release may wait for it. checkVote below may call the node
+	// again.
 	a.hs.settle(a.h, n.i, r)
 
 	switch r.vote {
 	case nil:
 		n.observe(began, nil)
-		return n.checkVote(ctx, r.id, began) // if this fails, the record is there all the same
+		return n.checkVote(ctx, r.id, began) // if this fails, the node has the record all the same
 	case errNo:
 		n.observe(began, nil)
 		return cmp.Or(n.checkRefusal(r.id.mark), errNo)
 	}
 
+	// The node has not voted.
 	return n.observe(began, r.vote)
 }
 
-// mayArrive reports whether a command that has failed with err may have been executed, or may still
-// be.
+// mayArrive reports whether a command that has failed with err may have been executed, or may be
+// executed later. It may not if the server has replied with err, or if the command was not sent.
 func mayArrive(err error) bool { return !resp.IsReply(err) && !resp.IsUnsent(err) }
 
-// send sends the commands or the script that take the key. The script for the lead also maintains
-// the queue.
+// send asks the node to take the key for this attempt. It needs the script for a fence, and for the
+// queue of the lead. Otherwise it sends plain commands.
 func (a *attempt) send(ctx context.Context, n *node) reply {
 	if !a.c.Fenced && n.i != a.lead {
 		r := a.sendPlain(ctx, n)
 
-		// A server that cannot write, for example because it has no memory left, refuses SET even
-		// if the key is held. Only the script finds out whether the key is held.
-		if r.unknown || !resp.IsReply(r.vote) {
+		// If the server has replied with an error, ask again by the script. A server that cannot
+		// write, for example because it has no memory left, refuses SET even if the key is held.
+		// Only the script finds out whether the key is held.
+		if !resp.IsReply(r.vote) {
 			return r
 		}
 	}
@@ -254,7 +265,8 @@ func (a *attempt) send(ctx context.Context, n *node) reply {
 
 // sendPlain asks for a vote by plain commands, which cost the server less than a script. The
 // commands are sent together over one connection, so one run of one server executes them in order.
-// If the node loses its data after the SET, the GET does not find the mark that the driver knows.
+// The GET comes after the SET. So if the node loses the record again with its data before the GET,
+// the reply does not have the mark that the driver knows.
 func (a *attempt) sendPlain(ctx context.Context, n *node) reply {
 	commands := [][]string{
 		{"set", redisstore.LockKey(a.c.Key), a.h.record, "px", redisstore.Millis(a.c.TTL), "nx"},
@@ -263,30 +275,34 @@ func (a *attempt) sendPlain(ctx context.Context, n *node) reply {
 	}
 
 	if n.store.NamesRun() {
-		commands = commands[:2]
+		commands = commands[:2] // without INFO, because each reply names the run
 	}
 	replies := n.store.DoAll(ctx, commands...)
-	set, get, last := replies[0], replies[1], replies[len(replies)-1]
+	set, get := replies[0], replies[1]
+	last := replies[len(replies)-1] // the reply to INFO, or get
 	mark, _ := get.Value.(string)
 	id := standing{mark: mark, run: cmp.Or(last.Run, runOf(last.Value))}
 
-	switch err := cmp.Or(get.Err, last.Err); {
+	err := cmp.Or(get.Err, last.Err)
+	switch {
 	case set.Err != nil:
 		return reply{vote: set.Err, unknown: mayArrive(set.Err)}
 	case set.Value == nil:
-		return reply{vote: errNo, id: id} // counts whatever the mark is: it gives the key to nobody
+		// This counts even if the other commands failed, because a refusal gives the key to no
+		// caller.
+		return reply{vote: errNo, id: id}
 	case set.Value != "OK":
 		return reply{vote: n.store.Unexpected(set.Value), unknown: true}
 	case err != nil:
-		// The record is there, but the vote cannot be checked. Do not wrap err, because a reply of
-		// the server would say that the vote failed.
+		// The node has the record, but the vote cannot be checked. Do not wrap err: the method send
+		// would take a reply of the server for a failed SET.
 		return reply{vote: fmt.Errorf("the vote cannot be checked: %v", err), unknown: true}
 	}
 
 	return reply{id: id}
 }
 
-// sendScript asks for a vote by a script.
+// sendScript asks for a vote by a script. The script for the lead also keeps the queue.
 func (a *attempt) sendScript(ctx context.Context, n *node) reply {
 	counterTTL := ""
 	if a.c.Fenced {
@@ -300,7 +316,7 @@ func (a *attempt) sendScript(ctx context.Context, n *node) reply {
 	if n.i == a.lead {
 		script = leadScript
 		call.Keys = append(call.Keys, keysOf(key)[1:]...)
-		waited := "0"
+		waited := "0" // a caller that does not queue ranks behind all waiters
 		if a.waiter != "" {
 			waited = strconv.FormatInt(time.Since(a.since).Milliseconds(), 10)
 		}
@@ -319,7 +335,9 @@ func (a *attempt) sendScript(ctx context.Context, n *node) reply {
 	return reply{vote: n.store.Unexpected(found), unknown: true}
 }
 
-// decode decodes a reply of the script. From the lead, it stores what the queue says.
+// decode decodes a reply of the script, whose first element is 1 for yes, 0 for no, and -1 if the
+// node can propose no fence. From the lead, decode also stores the answer about the queue. The
+// result ok is false if the reply is none of these.
 func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
 	parts, _ := found.([]any)
 	switch {
@@ -329,7 +347,8 @@ func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
 		r.proposal = proposal
 		r.id.mark, ok = parts[2].(string)
 		r.id.run = runOf(parts[3])
-		ok = ok && err == nil && proposal <= maxFence && (proposal > 0) == a.c.Fenced
+		isProposal := proposal <= maxFence && (proposal > 0) == a.c.Fenced
+		ok = ok && err == nil && isProposal
 		if ok && n.i == a.lead {
 			a.answer.Store(leadYes)
 		}
@@ -339,7 +358,7 @@ func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
 	case len(parts) == 3 && parts[0] == int64(0) && n.i == a.lead:
 		r.vote = errNo
 		r.id.mark, ok = parts[1].(string)
-		says, isNumber := parts[2].(int64)
+		says, isNumber := parts[2].(int64) // what the queue says, from 0 to 2
 		ok = ok && isNumber && says >= 0 && says < int64(leadYes)-1
 		a.answer.Store(int32(says) + 1)
 	case len(parts) == 1 && parts[0] == int64(-1):
@@ -352,26 +371,29 @@ func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
 // confirm returns the fence of an attempt that has won its quorum, or an error if the attempt must
 // not have the key.
 //
-// The votes of a slow attempt may be lost by now, while repaired records of another hold count (see
-// copyOn). So a slow attempt asks the nodes again, until the answers are new enough. An attempt
-// with a fence asks them in any case.
+// When the attempt wins, the answers of its quorum must be newer than attemptTime. The votes of a
+// slower attempt may be lost by now, while repaired records of another hold count (see copyOn). So
+// a slow attempt asks the nodes whether they still have its record, until the answers are new
+// enough. An attempt with a fence asks at least once, because the nodes must store the fence.
 func (a *attempt) confirm(ctx context.Context) (fence uint64, err error) {
-	asked := a.h.began
-	for first := true; ; first = false {
+	asked := a.h.began // when the nodes were last asked
+	mustAsk := a.c.Fenced
+	for {
 		at := a.m.now()
 
-		// Check the term again, because redsync leaves out the time for the lead's vote and for
-		// these questions.
+		// Check the term here, because redsync counts neither the time that the lead took to vote,
+		// nor the time of the questions below.
 		if at.Sub(a.h.began) >= a.c.TTL-backend.Drift(a.c.TTL) {
 			return 0, errLate
 		}
-		done := !first || !a.c.Fenced
-		if done && at.Sub(asked) < attemptTime {
+		if !mustAsk && at.Sub(asked) < attemptTime {
 			return fence, nil
 		}
 		asked = at
+		mustAsk = false
 
-		// If this fails, the next fence is larger than necessary, which is harmless.
+		// If this fails, nodes may keep the fence. Then the next fence is larger than necessary,
+		// which is harmless.
 		if fence, err = a.hs.confirm(ctx, a.h, a.asked); err != nil {
 			return 0, err
 		}

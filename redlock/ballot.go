@@ -16,15 +16,16 @@ var (
 	errPending = errors.New("the node has not voted yet")
 )
 
-// Besides nil and errNo, these are the verdicts of a ballot.
+// A verdict of a ballot is nil for yes, errNo for no, or one of these.
 var (
 	errNoQuorum  = errors.New("too few nodes vote")
 	errAbandoned = errors.New("the caller has stopped waiting")
 )
 
-// ballot counts the votes of the nodes. It has a verdict as soon as pending votes cannot change the
-// result. If a key is to be taken, redsync counts who wins, and the ballot finds what redsync does
-// not know: that a quorum has become impossible.
+// ballot counts the votes of the nodes, either on a hold that exists or on taking a key. It has a
+// verdict as soon as pending votes cannot change the result. If a key is to be taken, the verdict
+// is never yes: redsync counts the votes for a win, and the ballot finds what redsync does not
+// know, that a win has become impossible.
 type ballot struct {
 	names  []string // of the nodes
 	taking bool     // the nodes vote on taking a key, and otherwise on a hold that exists
@@ -35,6 +36,8 @@ type ballot struct {
 	verdict error      // errPending until done is closed
 }
 
+// newBallot returns a ballot of the nodes with the given names. If the argument taking is set, they
+// vote on taking a key, and otherwise on a hold that exists.
 func newBallot(names []string, taking bool) *ballot {
 	return &ballot{
 		names:   names,
@@ -49,11 +52,12 @@ func newBallot(names []string, taking bool) *ballot {
 func (b *ballot) cast(i int, vote error) (decided bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.votes[i] = vote // later votes do not change the verdict, but the text of its error
+	b.votes[i] = vote // also after the verdict, because the method failures returns all votes
 	return b.decideLocked(b.countLocked())
 }
 
-// tallyLocked returns how many nodes have given each of the votes, and the smallest majority.
+// tallyLocked returns how many nodes have voted yes and no, how many may still vote, and the
+// smallest majority.
 func (b *ballot) tallyLocked() (yes, no, pending, quorum int) {
 	for _, vote := range b.votes {
 		switch vote {
@@ -74,22 +78,27 @@ func (b *ballot) countLocked() error {
 	yes, no, pending, quorum := b.tallyLocked()
 	canWin := yes+pending >= quorum
 	voted := yes + no
-	most := len(b.votes) - quorum // so many nodes may be missing
+	minority := len(b.votes) - quorum // the largest number of nodes that a hold does not need
 
-	switch {
-	case b.taking && voted+pending < quorum:
-		return errNoQuorum
-	case b.taking && !canWin && voted >= quorum:
-		return errNo
-	case b.taking:
+	// A key is held if a quorum has voted, and the yes votes cannot become a quorum.
+	if b.taking {
+		switch {
+		case voted+pending < quorum:
+			return errNoQuorum
+		case voted >= quorum && !canWin:
+			return errNo
+		}
 		return errPending
+	}
 
-	// A hold is lost if fewer than a quorum of the nodes may have its record.
+	// A hold is lost if so many nodes do not have its record that the others are no quorum. If the
+	// pending votes can lead to neither nil nor errNo any more, too few nodes vote.
+	switch {
 	case yes >= quorum:
 		return nil
-	case no > most:
+	case no > minority:
 		return errNo
-	case !canWin && no+pending <= most:
+	case !canWin && no+pending <= minority:
 		return errNoQuorum
 	}
 
@@ -103,6 +112,8 @@ func (b *ballot) decide(verdict error) {
 	b.decideLocked(verdict)
 }
 
+// decideLocked is decide with mu held. It reports whether the ballot had no verdict and now has
+// one.
 func (b *ballot) decideLocked(verdict error) (decided bool) {
 	if b.verdict != errPending || verdict == errPending {
 		return false
@@ -112,12 +123,13 @@ func (b *ballot) decideLocked(verdict error) (decided bool) {
 	return true
 }
 
-// refuseIfSplit gives the ballot the verdict errNo if a quorum has voted, but a quorum of yes votes
-// would need nodes that have not voted.
+// refuseIfSplit gives the ballot the verdict errNo if a quorum has voted, but the yes votes are no
+// quorum yet, so that a win would need nodes that have not voted.
 func (b *ballot) refuseIfSplit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if yes, no, _, quorum := b.tallyLocked(); yes < quorum && yes+no >= quorum {
+	yes, no, _, quorum := b.tallyLocked()
+	if yes+no >= quorum && yes < quorum {
 		b.decideLocked(errNo)
 	}
 }
@@ -130,7 +142,8 @@ func (b *ballot) result() error {
 }
 
 // failures returns the error of a ballot without a quorum. It contains the errors of the nodes that
-// do not vote. If the caller has left, it also contains an error for each node that has not voted.
+// do not vote. If the caller has stopped waiting, it also contains an error for each node that has
+// not voted yet.
 func (b *ballot) failures() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -140,14 +153,15 @@ func (b *ballot) failures() error {
 		case vote == errPending && b.verdict == errAbandoned:
 			errs[i] = fmt.Errorf("%s: no answer yet: %w", b.names[i], os.ErrDeadlineExceeded)
 		case vote != errNo && vote != errPending:
-			errs[i] = vote
+			errs[i] = vote // an error, or nil for yes
 		}
 	}
 
 	return outage(errs)
 }
 
-// err returns the error of a ballot on a hold that exists.
+// err returns the result of a ballot on a hold that exists: nil if a quorum has voted yes, ErrLost
+// if the hold is lost, and otherwise the error of failures.
 func (b *ballot) err() error {
 	switch b.result() {
 	case nil:

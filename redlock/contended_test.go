@@ -231,9 +231,9 @@ func (w *aWait) took() time.Duration {
 	return time.Since(began)
 }
 
-// If no quorum answers a look, the Wait ends with an outage since that look. If the nodes hang until
-// ctx ends the Wait, for longer than a third of Timeout, the last answer, which was that the key is
-// held, says nothing about the present.
+// If no quorum answers a look, the Wait ends with an outage since that look. If the nodes hang
+// until ctx ends the Wait, for longer than a third of Timeout, the last answer, which was that the
+// key is held, says nothing about the present.
 func TestSilenceAtTheEndOfAWaitIsAnOutage(t *testing.T) {
 	const timeout = 9 * time.Second
 	for _, c := range []struct {

@@ -10,7 +10,7 @@ import (
 
 const (
 	wantedFor = time.Second // how long a key counts as contended after a refusal
-	maxWanted = 256         // the most keys that are remembered; others may split votes
+	maxWanted = 256         // how many contended keys are remembered
 	maxRounds = 3           // how often acquire asks again for a key that may be free
 )
 
@@ -38,7 +38,7 @@ type contest struct {
 	wanted map[string]time.Time // by key, until when the key counts as contended
 }
 
-// refused records that another caller had the key, or waits for it.
+// refused notes that key is contended: another caller had it, or waits for it.
 func (ct *contest) refused(key string) {
 	ct.mu.Lock()
 	defer ct.mu.Unlock()
@@ -48,15 +48,17 @@ func (ct *contest) refused(key string) {
 	ct.wanted[key] = time.Now().Add(wantedFor)
 }
 
-// rivalled reports whether another caller had the key, or waited for it, within the last second.
-func (ct *contest) rivalled(key string) bool {
+// isContended reports whether another caller had the key, or waited for it, within the last second.
+func (ct *contest) isContended(key string) bool {
 	ct.mu.Lock()
 	defer ct.mu.Unlock()
 	return time.Now().Before(ct.wanted[key])
 }
 
-// attempt makes one attempt. The first attempt with c's token has number 0. If w is not nil, the
-// attempt keeps its place in the queue. The result also has the lead's answer.
+// attempt makes one attempt, which asks the node lead first, unless that is noLead. The first
+// attempt with the token of c has number 0, so that each attempt has a record of its own. If w is
+// not nil, the attempt keeps the place of w in the queue. attempt also returns the lead's answer
+// about the queue.
 func (ct *contest) attempt(
 	ctx context.Context, c backend.Claim, number, lead int, w *waiting,
 ) (backend.Grant, int32, error) {
@@ -80,43 +82,52 @@ func (ct *contest) attempt(
 
 // acquire takes c.Key if it is free on a quorum of the nodes. It asks all nodes at once, unless
 // other callers wanted the key within the last second. In that case, it first asks only one node,
-// the lead, which refuses even a free key if other callers wait for the key. It does not wait, but
-// asks a few times if only the queue refused it, or if no caller seems to hold the key.
+// the lead, which refuses even a free key if other callers wait for the key. acquire does not wait
+// for a holder. But it asks a few times if only the queue has refused it, or if no caller seems to
+// hold the key.
 func (ct *contest) acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-	// Rivals that ask the same node first do not split the votes.
+	// Ask the lead first if there are rivals. Rivals that ask the same node first do not split the
+	// votes.
 	lead := noLead
-	if ct.rivalled(c.Key) {
+	if ct.isContended(c.Key) {
 		lead = ct.m.leader()
 	}
 
 	g, answer, err := ct.attempt(ctx, c, 0, lead, nil)
 	number := 1
-	for ; answer == behindFree && isHeld(err) && number < 5; number++ {
+	for ; answer == behindFree && isHeld(err) && number < 5; number++ { // at most four times
 		// Only the queue has refused the key, which is free on the lead. Ask again, because the
 		// first waiter may be about to take the key, or may have held it and still be in the queue.
 		doze(ctx, minSleep<<number)
 		g, answer, err = ct.attempt(ctx, c, number, lead, nil)
 	}
 
+	// The attempt was refused. Find out by which holder, or that there is none.
 	for round := 0; isHeld(err); round++ {
 		ct.refused(c.Key)
 		s := askFor(ctx, ct.m, c, noLead)
 		outage := s.outage(ctx)
-		decided := s.holder != nil || outage != nil || s.answers == len(ct.m.nodes)
+
+		// Asking once more would say no more than this survey, unless the records change.
+		isFinal := s.holder != nil || outage != nil || s.answers == len(ct.m.nodes)
 		switch {
 		case outage != nil && lead != noLead:
-			return g, outage // only the lead has refused, not a quorum
+			// A refusal by the lead is not one by a quorum, which alone proves that the key is
+			// held.
+			return g, outage
 		case s.unheld() && answer != behind && round < maxRounds:
-			// Ask again, because the records that blocked this attempt, such as a rival's votes, are
-			// about to be released. If only the queue refused the attempt, the first waiter has not
-			// taken the free key, so that waiter has probably died. If several rivals ask again at
-			// once, one of them nearly always wins.
+			// Ask again, because the records that blocked this attempt, such as a rival's votes,
+			// are about to be released. If only the queue refused the attempt, the first waiter has
+			// not taken the free key, so that waiter has probably died. If several rivals ask again
+			// at once, one of them nearly always wins.
 			g, _, err = ct.attempt(ctx, c, number, noLead, nil)
 			number++
-		case decided, s.unheld(), round == maxRounds:
+		case isFinal, s.unheld(), round == maxRounds:
+			// The attempt stays refused, by the holder if the survey has found one. Otherwise other
+			// callers wait for the key, or the rounds are used up.
 			return g, s.heldError()
 		default:
-			// A late node may be free, or a record may be about to be released.
+			// Ask once more: a late node may be free, or a record may be about to be released.
 			doze(ctx, min(minSleep<<round, leadTimeout))
 		}
 	}

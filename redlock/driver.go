@@ -21,7 +21,7 @@ type driver struct {
 	hs      *holds
 	ct      *contest
 	maxTTL  time.Duration
-	missing error // why nodes are missing since Open; nil if none is
+	missing error // the errors of the nodes that Open did not reach; nil if it reached all
 }
 
 var (
@@ -32,25 +32,25 @@ var (
 )
 
 // newDriver returns a driver over stores. The argument names contains the address of each node, or
-// "" if the address is not known.
+// "" if the address is not known. The error is ErrInvalid.
 func newDriver(stores []*redisstore.Store, names []string, o *Options) (*driver, error) {
-	all := *cmp.Or(o, &Options{})
-	all.MaxTTL = cmp.Or(all.MaxTTL, defaultMaxTTL)
-	if all.MaxTTL < backend.MinTTL {
-		return nil, invalid("max_ttl %v is below %v", all.MaxTTL, backend.MinTTL)
+	opts := *cmp.Or(o, &Options{})
+	opts.MaxTTL = cmp.Or(opts.MaxTTL, defaultMaxTTL)
+	if opts.MaxTTL < backend.MinTTL {
+		return nil, invalid("max_ttl %v is below %v", opts.MaxTTL, backend.MinTTL)
 	}
 	var err error
-	if all.FenceTTL, err = redisstore.CheckFenceTTL(all.FenceTTL); err != nil {
+	if opts.FenceTTL, err = redisstore.CheckFenceTTL(opts.FenceTTL); err != nil {
 		return nil, err
 	}
-	if err := checkNodes(names, all.AllowUnsafeNodes); err != nil {
+	if err := checkNodes(names, opts.AllowUnsafeNodes); err != nil {
 		return nil, err
 	}
 
-	m := newMembers(stores, names, &all)
+	m := newMembers(stores, names, &opts)
 	ct := &contest{id: rand.Text(), m: m, wanted: map[string]time.Time{}}
-	ct.hs = newHolds(m, &all, ct.refused)
-	return &driver{m: m, hs: ct.hs, ct: ct, maxTTL: all.MaxTTL}, nil
+	ct.hs = newHolds(m, &opts, ct.refused)
+	return &driver{m: m, hs: ct.hs, ct: ct, maxTTL: opts.MaxTTL}, nil
 }
 
 // invalid returns an error that is backend.ErrInvalid.
@@ -61,8 +61,9 @@ func invalid(format string, args ...any) error {
 // unsafeHint is the end of each error text that Options.AllowUnsafeNodes prevents.
 const unsafeHint = ", or set allow_unsafe_nodes=true"
 
-// checkNodes returns an error if the set of nodes tolerates no failure, or no more
-// failures than a smaller set.
+// checkNodes returns an error if there are no nodes. Unless allowUnsafe is set, it also returns an
+// error if the set tolerates no failure, or no more failures than a smaller set, or if a node would
+// vote twice. The argument names is that of newDriver.
 func checkNodes(names []string, allowUnsafe bool) error {
 	n := len(names)
 	switch {
@@ -97,7 +98,7 @@ func (d *driver) Traits() backend.Traits {
 	}
 }
 
-// Missing returns why nodes are missing since Open, or nil.
+// Missing returns the errors of the nodes that Open did not reach, or nil if it reached all.
 func (d *driver) Missing() error { return d.missing }
 
 // Acquire takes c.Key if it is free on a quorum of the nodes.
@@ -126,12 +127,14 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 // Since and no Waiters, because records do not contain these values. If the holder does not use
 // hasp, the Status has no Owner.
 func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error) {
-	s := d.m.query(ctx, []string{key}, inspectTimeout, nil, func(all []*survey) time.Duration {
-		if all[0].holder != nil || all[0].free >= d.m.quorum() {
-			return 0
+	wait := func(surveys []*survey) time.Duration {
+		s := surveys[0] // of the only key
+		if s.holder != nil || s.free >= d.m.quorum() {
+			return 0 // a quorum agrees
 		}
 		return forever
-	})[0]
+	}
+	s := d.m.query(ctx, []string{key}, inspectTimeout, nil, wait)[0]
 	if err := s.outage(ctx); err != nil {
 		return backend.Status{}, err
 	}
@@ -154,15 +157,17 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	}
 	defer d.m.work.Done()
 
+	// Make this driver's own renewals of the key fail, because they would write the record again.
 	d.hs.end(key)
 
-	// If ctx ends, the calls continue, so the key may still become free.
+	// Wait for all nodes, as said above. If ctx ends, the calls continue, so the key may still
+	// become free.
 	return d.m.poll(ctx, true, func(n *node) error {
 		// Ask a suspect node as well, because its record would stay.
 		return n.exchange(inspectTimeout, func(ctx context.Context) error {
 			_, err := n.store.Run(ctx, breakScript, redisstore.Call{
 				Keys: keysOf(key),
-				Args: []string{channelOf(key), "broken"},
+				Args: []string{channelOf(key), "broken"}, // no waiter has the token "broken"
 			})
 			return err
 		})

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// attemptTime is how old the answers of a quorum may be when an attempt wins. It is the same in
-	// all programs, because the holders of other programs rely on it.
+	// attemptTime is how old the answers of a quorum may be when an attempt wins. It must be the
+	// same in all programs, because the holders in other programs rely on it (see copyOn).
 	attemptTime = time.Second
 
 	// firstRetry is the pause before a release is repeated. The pause doubles after each release
@@ -35,10 +35,11 @@ type holds struct {
 	wanted   func(key string) // is called if a release finds that other callers wait for the key
 
 	mu      sync.Mutex       // guards the fields below, and the fields of holds that say so
-	byToken map[string]*hold // attempts in flight, holds, and tokens that hold nothing
+	byToken map[string]*hold // attempts in flight, holds, and failed attempts until they expire
 	sweepAt int              // the number of holds at which add removes the expired ones
 }
 
+// newHolds returns an empty set of holds. The function wanted is that of the field.
 func newHolds(m *members, o *Options, wanted func(key string)) *holds {
 	return &holds{
 		m:        m,
@@ -59,16 +60,16 @@ func (hs *holds) checkTTL(ttl time.Duration) error {
 	return nil
 }
 
-// add adds h, which stays while its commands are in flight or the hold lasts.
+// add adds h to byToken, where it stays until it is released, or until a sweep after its expiry.
 func (hs *holds) add(h *hold) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 
-	// A later attempt with the same token replaces the one that has failed.
+	// If the token has had an attempt before, that attempt has failed, and h replaces it.
 	hs.byToken[h.c.Token] = h
 
-	// Remove holds that expired without a release. The next sweep follows when the map has over
-	// twice as many holds as this sweep leaves, so the average cost of an attempt is constant.
+	// Remove holds that expired without a release. The next sweep follows when the map has more
+	// than twice as many holds as this sweep leaves. So the average cost of an attempt is constant.
 	if len(hs.byToken) >= hs.sweepAt {
 		at := hs.m.now()
 		for token, old := range hs.byToken {
@@ -81,10 +82,10 @@ func (hs *holds) add(h *hold) {
 	}
 }
 
-// begin notes that a command is about to write the record to node i. It returns false if the
-// command must not be sent, because the attempt has failed, because the hold is released, or because
-// another such command is in flight. A release either prevents the command, or waits for it and then
-// removes the record.
+// begin notes that a command is about to write the record to node i. The caller must then call
+// settle with its outcome. begin returns false if the command must not be sent: the attempt has
+// failed, the hold is released, or another such command is in flight. Because of begin, a release
+// either prevents the command, or waits for it and then removes the record.
 func (hs *holds) begin(h *hold, i int) bool {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -108,7 +109,8 @@ func (hs *holds) settle(h *hold, i int, r reply) {
 	close(on.inFlight)
 	on.inFlight = nil
 
-	// If abandon ran before this outcome was known, it has not released the record on this node.
+	// abandon has run while the command was in flight, so it has not released the record on this
+	// node.
 	if h.failed {
 		hs.cleanUpLocked(h, i)
 	}
@@ -127,26 +129,27 @@ func (hs *holds) await(h *hold, i int) {
 // abandon ends an attempt that did not take the key, and releases its records. The release on the
 // lead wakes the next waiter, because this caller has left the queue.
 //
-// The hold stays in the map until its commands have ended, because these may still write records,
-// so that the nodes report that the token holds the key. Until then, the driver itself refuses
-// renewals and releases of the token. After an unknown outcome, the engine releases the token
-// twice, which would flood the nodes after an outage.
+// The failed hold stays in byToken until a sweep after its expiry. Meanwhile the driver itself
+// answers renewals and releases of the token with ErrLost. It must not ask the nodes: commands in
+// flight may still write records, so that the nodes would report that the token holds the key.
+// Besides, the engine releases a token twice after an unknown outcome, which would flood the nodes
+// after an outage.
 func (hs *holds) abandon(h *hold) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	h.failed = true // settle reads this for the calls in flight, and releases their records
+	h.failed = true // so settle releases the records of the calls in flight
 	for i := range h.on {
 		hs.cleanUpLocked(h, i)
 	}
 }
 
-// end ends this driver's holds of a key, because Break removes their records. Votes that arrive later
-// are released, as after a failed attempt.
+// end ends this driver's holds of a key, because Break removes their records. So their renewals
+// fail. If a vote for such a hold is still in flight, settle releases its record when it arrives.
 func (hs *holds) end(key string) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	for _, h := range hs.byToken {
-		// Leave out the attempts that have not won yet, which Break need not end.
+		// A hold with fewer counting records is an attempt that has not won. Break need not end it.
 		if h.c.Key == key && h.counting(hs.m.now()) >= hs.m.quorum() {
 			h.failed = true
 		}
@@ -160,13 +163,15 @@ func (hs *holds) cleanUpLocked(h *hold, i int) {
 		channel = channelOf(h.c.Key)
 	}
 	if r := hs.takeLocked(h, i, h.c, h.prefix, channel); r != nil {
-		// Close waits for this goroutine in any case, because the caller counts as work.
+		// work.Go is safe, because the caller already counts as work (see members.begin).
 		hs.m.work.Go(func() { _ = hs.remove(r) })
 	}
 }
 
-// takeLocked returns the removal of the record on node i for the claim c. It returns nil if the node
-// has no record, or if an earlier call has returned the removal. So a record is removed at most once.
+// takeLocked returns the removal of the record of h on node i. The removal is for the claim c,
+// removes a record that begins with prefix, and publishes to channel. takeLocked returns nil if the
+// node has no record, or if an earlier call has returned the removal. So only one caller removes a
+// record.
 func (hs *holds) takeLocked(h *hold, i int, c backend.Claim, prefix, channel string) *removal {
 	on := &h.on[i]
 	if !on.mayHold {
@@ -175,7 +180,7 @@ func (hs *holds) takeLocked(h *hold, i int, c backend.Claim, prefix, channel str
 	n := hs.m.nodes[i]
 	r := &removal{n: n, claim: c, prefix: prefix, channel: channel, until: h.expiry, answers: 1}
 	if on.mayArrive {
-		r.answers = 2
+		r.answers = 2 // the record may arrive after the first release
 	}
 	on.mayHold = false
 	return r
@@ -184,7 +189,7 @@ func (hs *holds) takeLocked(h *hold, i int, c backend.Claim, prefix, channel str
 // release removes the record of c.Token from all nodes, and publishes the release. It returns as
 // soon as a quorum has answered. The calls to the other nodes continue. If c.KeepUntil is set, the
 // key stays taken on each node until that time, by a record without a holder. A node that does not
-// answer keeps the old record.
+// answer keeps the old record. If too few nodes have the record, release returns ErrLost.
 func (hs *holds) release(ctx context.Context, c backend.Claim) error {
 	if !hs.m.begin() {
 		return errClosed
@@ -196,9 +201,9 @@ func (hs *holds) release(ctx context.Context, c backend.Claim) error {
 	}
 
 	if known && hs.m.now().Sub(h.began) >= wantedFor/2 {
-		// During a long hold, this driver forgets that callers wait. So let the next caller ask the
-		// lead. If the holder locked the key again at once, it could overtake these callers each
-		// time.
+		// During a long hold, this driver forgets that other callers wait. Assume that some do, so
+		// that this driver's next attempt asks the lead first. Otherwise a holder that locks the
+		// key again at once could overtake the waiters each time.
 		hs.wanted(c.Key)
 	}
 
@@ -206,8 +211,9 @@ func (hs *holds) release(ctx context.Context, c backend.Claim) error {
 	// continue, so that all nodes release the record.
 	err := hs.m.poll(ctx, false, func(n *node) error { return hs.releaseOn(n, h, c) })
 	if err == nil && h.again && known {
-		// Make all later renewals of the token fail. Otherwise, late votes for an earlier attempt
-		// and nodes that have not answered this release could together be a quorum for a renewal.
+		// Nodes may still get records of the token, by late votes for an earlier attempt, or keep
+		// them, if they have not answered this release. Together they could be a quorum for a
+		// renewal. So make all later renewals of the token fail.
 		hs.mu.Lock()
 		defer hs.mu.Unlock()
 		hs.byToken[c.Token] = &hold{failed: true, expiry: h.expiry}
@@ -216,8 +222,9 @@ func (hs *holds) release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// beginRelease prevents further repairs of the hold of c, and returns the hold, or nil if the token
-// holds nothing. If this driver does not know it, each node must search for the token's records.
+// beginRelease prevents further repairs of the hold of c, and returns the hold. If the driver knows
+// that the token holds nothing, h is nil. If the driver does not know the token, known is false,
+// and h is a hold whose release removes every record of the token.
 func (hs *holds) beginRelease(c backend.Claim) (h *hold, known bool) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -235,14 +242,13 @@ func (hs *holds) beginRelease(c backend.Claim) (h *hold, known bool) {
 	return h, true
 }
 
-// releaseOn waits for the commands in flight for h on the node, and then releases the hold there. If
-// the outcome is unknown, a goroutine repeats the release.
+// releaseOn releases the hold h on the node, and returns what remove returns.
 func (hs *holds) releaseOn(n *node, h *hold, c backend.Claim) error {
-	// Wait for commands in flight, which may still write the record. They end within their Timeout.
+	// A command in flight may still write the record. It ends within its Timeout.
 	hs.await(h, n.i)
 
 	hs.mu.Lock()
-	r := hs.takeLocked(h, n.i, c, c.Token, channelOf(c.Key))
+	r := hs.takeLocked(h, n.i, c, c.Token, channelOf(c.Key)) // of all attempts with this token
 	hs.mu.Unlock()
 	if r == nil {
 		return errNo
@@ -250,9 +256,9 @@ func (hs *holds) releaseOn(n *node, h *hold, c backend.Claim) error {
 	return hs.remove(r)
 }
 
-// remove removes a record, and returns nil, errNo if the node did not have it, or an error. If the
-// node must answer another release after that, a goroutine repeats it. Close waits for that
-// goroutine in any case, because the caller counts as work.
+// remove sends a release of a record. It returns nil if the node had the record, errNo if it did
+// not, and an error if the node did not answer. If the node must answer another release, a
+// goroutine repeats the release. Close waits for that goroutine, because the caller counts as work.
 func (hs *holds) remove(r *removal) error {
 	vote := hs.try(r, r.n.call)
 	if r.answers > 0 {
@@ -262,15 +268,15 @@ func (hs *holds) remove(r *removal) error {
 }
 
 // repeat repeats a release until the node has answered often enough, or the record has expired. The
-// argument vote is the outcome of the release before.
+// argument vote is the result of the first release, as remove returns it.
 func (hs *holds) repeat(r *removal, vote error) {
 	pause := firstRetry
 	for r.answers > 0 && hs.m.now().Before(r.until) {
 		if vote == nil || vote == errNo {
-			pause = r.claim.Timeout
+			pause = r.claim.Timeout // the node has answered: see removal.answers
 		}
 
-		// Close ends the pause. Then try once more, even if the node is suspect, because perhaps
+		// Close ends the pause. Then try a last time, even if the node is suspect, because perhaps
 		// only one connection was dead.
 		doze(hs.m.closing, pause)
 		if hs.m.closing.Err() != nil {
@@ -282,7 +288,8 @@ func (hs *holds) repeat(r *removal, vote error) {
 	}
 }
 
-// try sends a release by the function send, and returns what remove returns.
+// try sends a release by the function send, which is call or exchange of the node. It returns what
+// remove returns. If the node has answered, try counts the answer.
 func (hs *holds) try(
 	r *removal, send func(time.Duration, func(context.Context) error) error,
 ) (vote error) {
@@ -301,8 +308,10 @@ func (hs *holds) try(
 		}
 		err = r.n.store.Owned(reply, err)
 		if errors.Is(err, backend.ErrLost) {
+			// The node does not have the record. For send this is no error, because the node has
+			// answered.
 			vote = errNo
-			return nil // the node has answered
+			return nil
 		}
 		return err
 	})
@@ -314,8 +323,9 @@ func (hs *holds) try(
 	return vote
 }
 
-// confirm asks the nodes for the record of an attempt that has won, and returns nil if a quorum has
-// it. It also stores the fence of the attempt on these nodes, if there is one.
+// confirm asks the nodes for the record of an attempt that has won. The error is nil if a quorum
+// has the record. confirm also stores the fence of the attempt on these nodes, and returns the
+// fence. If the claim is not Fenced, the fence is 0, and nothing is stored.
 //
 // A fence is the largest proposal of the nodes that voted for the holder. Before the key is
 // granted, a quorum of nodes that have the holder's record must store the fence. A node without the
@@ -328,17 +338,18 @@ func (hs *holds) confirm(ctx context.Context, h *hold, asked []chan struct{}) (
 	hs.mu.Lock()
 	if h.c.Fenced {
 		// All proposals of the quorum are known, because settle runs before a node's vote is cast.
+		// From now on, renewCall writes the fence to all nodes.
 		for _, on := range h.on {
 			h.fence = max(h.fence, on.proposal)
 		}
 	}
 
-	fence = h.fence // from now on, renewals write the fence to all nodes
+	fence = h.fence
 	hs.mu.Unlock()
 
 	err = hs.m.poll(ctx, false, func(n *node) error {
-		// Wait for the node's vote, because the node counts only if it has the record. redsync may
-		// have counted a quorum before it asked this node.
+		// Wait until the node was asked for its vote, because the quorum may have been complete
+		// before. If this call overtook the vote, it would not find the record.
 		<-asked[n.i]
 		reply, err := n.run(h.c.Timeout, renewScript, hs.renewCall(h.c, h, ""))
 		if err != nil {
@@ -352,7 +363,8 @@ func (hs *holds) confirm(ctx context.Context, h *hold, asked []chan struct{}) (
 		case !found:
 			return n.errorf("does not have the lock any more, or never had it")
 		case !marked || from > clock:
-			// It has lost its data since it voted, and a late command has brought the record.
+			// The node has no mark, or does not vote yet. So it has lost its data since it voted,
+			// and a late command has brought the record.
 			return n.errorf("has lost its data, so its lock does not count")
 		}
 
@@ -360,14 +372,14 @@ func (hs *holds) confirm(ctx context.Context, h *hold, asked []chan struct{}) (
 	})
 
 	if err != nil && ctx.Err() != nil {
-		// Nodes may still store the fence, which is harmless.
-		return 0, ctx.Err()
+		err = ctx.Err() // which has ended the poll
 	}
 	return fence, err
 }
 
-// renewCall returns the call of renew.lua for c. It prolongs the hold to a term, which is empty if
-// the hold must not be prolonged.
+// renewCall returns the call of renew.lua for c and its hold h. The call prolongs the hold to term,
+// in ms. If term is empty, it does not prolong the hold. The call also stores the fence of h, if
+// any.
 func (hs *holds) renewCall(c backend.Claim, h *hold, term string) redisstore.Call {
 	fence := ""
 	hs.mu.Lock()
@@ -389,7 +401,7 @@ func (hs *holds) renew(
 ) {
 	var renewals []*renewal
 	var adopting sync.WaitGroup
-	defer adopting.Wait() // done must not be called after renew has returned
+	defer adopting.Wait() // because done must not be called after renew has returned
 	for i, c := range cs {
 		r, err := hs.newRenewal(i, c)
 		switch {
@@ -398,7 +410,8 @@ func (hs *holds) renew(
 		case r.h != nil:
 			renewals = append(renewals, r)
 		default:
-			// Use a goroutine, so that the other renewals need not wait for the nodes' reports.
+			// The hold must be read from the nodes first. Use a goroutine, so that the other
+			// renewals need not wait for that.
 			adopting.Go(func() {
 				if err := r.adopt(ctx); err != nil {
 					done(i, backend.Grant{}, err)
@@ -412,9 +425,10 @@ func (hs *holds) renew(
 	renewAll(ctx, hs.m, renewals, done)
 }
 
-// newRenewal returns a renewal of the hold of c, or an error if the term is too long or the hold is
-// lost. The renewal has no hold yet if the driver does not know it, or if too few records count,
-// because another driver may have renewed the hold since.
+// newRenewal returns the renewal of the hold of c, which has the index i in renew. It returns an
+// error if the term is too long or the hold is lost. The field h of the renewal is nil if the
+// driver does not know the hold, or if too few of its records count. In the second case, another
+// driver may have renewed the hold since.
 func (hs *holds) newRenewal(i int, c backend.Claim) (*renewal, error) {
 	if err := hs.checkTTL(c.TTL); err != nil {
 		return nil, err
@@ -430,7 +444,8 @@ func (hs *holds) newRenewal(i int, c backend.Claim) (*renewal, error) {
 	if h != nil && h.counting(r.began) >= hs.m.quorum() {
 		r.h = h
 
-		// Raise the expiry now, because nodes may prolong their records even if the renewal fails.
+		// Raise the expiry before the renewal, because nodes may prolong their records even if the
+		// renewal fails.
 		if expiry := r.began.Add(c.TTL + c.Timeout); expiry.After(h.expiry) {
 			h.expiry = expiry
 		}
@@ -439,36 +454,42 @@ func (hs *holds) newRenewal(i int, c backend.Claim) (*renewal, error) {
 	return r, nil
 }
 
-// counts reports whether the record on node i counts for a renewal that is sent or answered now.
+// counts reports whether the record of h on node i counts now (see copyOn).
 func (hs *holds) counts(h *hold, i int) bool {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	return hs.m.now().Before(h.on[i].counts)
+	return hs.m.now().Before(h.on[i].countsUntil)
 }
 
-// count notes that the record on node i counts until began+ttl minus the drift. It does nothing if
-// less than the duration spare is left until that time, or if a renewal that began later did not
-// find the record.
+// count notes that the record of h on node i counts until began+ttl minus the drift. The record was
+// written, prolonged or read by a call that began at the time began. The record does not count if
+// less than the duration spare is left until then, or if a renewal that began later did not find
+// it.
 func (hs *holds) count(h *hold, i int, began time.Time, ttl, spare time.Duration) {
 	end := began.Add(ttl - backend.Drift(ttl))
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	on := &h.on[i]
-	if end.Sub(hs.m.now()) >= spare && !began.Before(on.lost) && end.After(on.counts) {
-		on.counts = end
+	if end.Sub(hs.m.now()) >= spare && !began.Before(on.lost) && end.After(on.countsUntil) {
+		on.countsUntil = end
 	}
-	on.mayHold = on.mayHold || !h.failed && !h.released // another driver may have repaired the node
+
+	// The node has the record, even if this driver has not written it, because another driver may
+	// have repaired the node. After a release, do not set mayHold again, because the record is
+	// removed once.
+	on.mayHold = on.mayHold || !h.failed && !h.released
 }
 
 // lose notes that a renewal, which began at the given time, has not found the record on node i.
 func (hs *holds) lose(h *hold, i int, began time.Time) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	h.on[i].counts = time.Time{}
+	h.on[i].countsUntil = time.Time{}
 	h.on[i].lost = began
 }
 
-// isOf reports whether a record is of an attempt with the given token.
+// isOf reports whether a record belongs to an attempt with the given token: it is token#owner or
+// token~n#owner.
 func isOf(record, token string) bool {
 	rest, ok := strings.CutPrefix(record, token)
 	return ok && (strings.HasPrefix(rest, redisstore.Mark) || strings.HasPrefix(rest, "~"))

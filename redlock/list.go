@@ -23,34 +23,38 @@ func list(
 	return func(yield func(backend.Entry, error) bool) {
 		seen := map[string]bool{}
 		errs := make([]error, len(m.nodes))
-		left := len(m.nodes) - m.quorum() + 1 // so every quorum has a node that was scanned
+		// How many nodes must still be scanned. The nodes that are never scanned are fewer than a
+		// quorum, so every quorum has a node that was scanned.
+		left := len(m.nodes) - m.quorum() + 1
 		for i, n := range m.nodes {
 			if left == 0 {
 				return
 			}
-			if errs[i] = n.admit(); errs[i] != nil {
-				continue
+			errs[i] = n.admit()
+			if errs[i] != nil {
+				continue // the node is suspect, so scan others instead
 			}
 			for page, err := range n.store.Scan(ctx, prefix, timeout, redisstore.ByToken) {
 				if err != nil {
 					errs[i] = n.nodeError(err, timeout) // the node does not count as scanned
 					break
 				}
+				// Leave out the keys that this node or an earlier one has already named.
 				page = slices.DeleteFunc(page, func(c redisstore.Candidate) bool {
-					known := seen[c.Key] // a scan may name a key twice
+					known := seen[c.Key]
 					seen[c.Key] = true
 					return known
 				})
 
-				for some := range slices.Chunk(page, recordsAtOnce) {
-					if !listSome(ctx, m, some, timeout, yield) {
+				for candidates := range slices.Chunk(page, recordsAtOnce) {
+					if !listHeld(ctx, m, candidates, timeout, yield) {
 						return
 					}
 				}
 			}
 
 			if errs[i] == nil {
-				left--
+				left-- // the node was scanned to its end
 			}
 		}
 
@@ -60,24 +64,26 @@ func list(
 	}
 }
 
-// listSome asks all nodes about keys, and yields an entry for each key that is held through hasp. It
-// returns false if the list ends.
-func listSome(
-	ctx context.Context, m *members, some []redisstore.Candidate, timeout time.Duration,
+// listHeld asks all nodes about the keys of the candidates, and yields an entry for each key that
+// is held through hasp. It returns false if the list ends, because yield has returned false, or
+// because of an outage, which listHeld then yields.
+func listHeld(
+	ctx context.Context, m *members, candidates []redisstore.Candidate, timeout time.Duration,
 	yield func(backend.Entry, error) bool,
 ) bool {
-	keys := make([]string, len(some))
-	for i, c := range some {
+	keys := make([]string, len(candidates))
+	for i, c := range candidates {
 		keys[i] = c.Key
 	}
-	all := m.query(ctx, keys, timeout, nil, func(all []*survey) time.Duration {
-		if all[0].hasQuorum() {
-			return timeout / 10 // a node that hangs must not stop the list
+	surveys := m.query(ctx, keys, timeout, nil, func(surveys []*survey) time.Duration {
+		// A node answers about all keys at once, so the first survey stands for all.
+		if surveys[0].hasQuorum() {
+			return timeout / 10 // a node that hangs must not hold up the list
 		}
 		return forever
 	})
 
-	for i, s := range all {
+	for i, s := range surveys {
 		if err := s.outage(ctx); err != nil {
 			yield(backend.Entry{}, cmp.Or(ctx.Err(), err))
 			return false

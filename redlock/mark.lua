@@ -27,14 +27,17 @@ local run, from, known = string.match(old or '', '^(%S+) (%d+) (%d+)$')
 if run and run == this then
 	from, known = tonumber(from), tonumber(known)
 	if from > 0 and longest > known then
-		-- The wait counted a shorter term than the one that is known now, so it is not over.
+		-- The mark was made with a shorter term than the longest one that is known now. So the node
+		-- must wait for the difference as well.
 		from = from + longest - known
 	end
 	longest = math.max(longest, known)
-	-- The clock may have been ahead when the mark was made.
+	-- Limit the wait to the longest term. The mark may name a later time, because the clock may
+	-- have been ahead when the mark was made.
 	from = math.min(from, now + longest)
 else
-	-- The old mark may name a longer term, of a driver with a larger max_ttl.
+	-- The node has no mark, or one of an earlier run, so it must wait. The old mark may name a
+	-- longer term, of a driver with a larger max_ttl.
 	longest = math.max(longest, tonumber(known) or 0)
 	run, from = this, now + longest
 end

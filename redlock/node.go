@@ -28,8 +28,8 @@ const (
 
 	// probeEvery is the shortest time between two calls to a suspect node, so that callers rarely
 	// wait for that node, and few calls wait for its answer. A node is suspect if it has left a
-	// call unanswered for that time and no later call was answered, or if it refuses or closes
-	// every connection.
+	// call unanswered for the time probeEvery and has answered no later call, or if it refuses or
+	// closes every connection.
 	probeEvery = 200 * time.Millisecond
 
 	// leadTimeout is the smallest limit on the time that a caller waits for one node.
@@ -42,7 +42,8 @@ const (
 	newSetPause = 100 * time.Millisecond
 
 	// newSetTTL limits, by the servers' clocks, the time between finding that a set is new and
-	// writing its marks.
+	// writing marks that let the nodes vote at once. So a late command cannot write such a mark
+	// after the node has lost votes.
 	newSetTTL = 5 * time.Second
 
 	// unknownRun is the run of a server whose INFO names no run.
@@ -94,7 +95,8 @@ type node struct {
 // trip returns how long the node takes to answer, or 0 if that is not known or the node is suspect.
 func (n *node) trip() time.Duration { return time.Duration(n.latency.Load()) }
 
-// patience returns how long a caller waits for this node before going on without it.
+// patience returns how long a caller waits for this node before going on without it: eight times as
+// long as the node usually takes.
 func (n *node) patience() time.Duration {
 	return max(leadTimeout, 8*n.trip())
 }
@@ -107,16 +109,21 @@ func (n *node) votes() bool {
 
 // suspicionLocked returns why the node is suspect, or nil if it is not.
 func (n *node) suspicionLocked() error {
-	silent := time.Since(n.suspectSince).Round(time.Millisecond)
+	if n.suspectSince.IsZero() || n.refusal != nil {
+		return n.refusal // nil if the node is not suspect
+	}
 
-	// A renewal of a short term may wait for less than the node needs. The next try waits longer.
-	if n.suspectSince.IsZero() || n.refusal != nil || silent < probeEvery {
-		return n.refusal
+	// A node that has been silent for a shorter time is not suspect, because a call with a short
+	// Timeout may have left it too little time.
+	silent := time.Since(n.suspectSince).Round(time.Millisecond)
+	if silent < probeEvery {
+		return nil
 	}
 	return n.errorf("no answer for %v: %w", silent, os.ErrDeadlineExceeded)
 }
 
-// admit returns nil if the node may be asked now. Otherwise it returns why the node is suspect.
+// admit returns nil if the node may be asked now: it is not suspect, or its next probe is due,
+// which the caller then makes. Otherwise admit returns why the node is suspect.
 func (n *node) admit() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -129,8 +136,9 @@ func (n *node) admit() error {
 	return why
 }
 
-// call runs f, which sends commands to the node, unless the node is suspect. All calls to the node
-// begin here, except votes, which have a step in between, and calls that must not be left out.
+// call runs f, which sends commands to the node, or returns an error if admit does not let it. Most
+// calls use it. Others call admit themselves, to act between admit and the call, or skip admit,
+// because the node must be asked even if it is suspect.
 func (n *node) call(timeout time.Duration, f func(ctx context.Context) error) error {
 	if err := n.admit(); err != nil {
 		return err
@@ -138,8 +146,9 @@ func (n *node) call(timeout time.Duration, f func(ctx context.Context) error) er
 	return n.exchange(timeout, f)
 }
 
-// exchange runs f, which sends commands to the node, and records whether the node has answered. No
-// caller's context ends f, because the outcome also shows whether the node answers at all.
+// exchange runs f, which sends commands to the node, within the duration timeout, and records
+// whether the node has answered. f gets no caller's context, because if the caller's end cut f
+// short, it would not be known whether the node answers.
 func (n *node) exchange(timeout time.Duration, f func(ctx context.Context) error) error {
 	ctx := calls.WithTimeout(context.Background(), nil, timeout)
 	defer ctx.End()
@@ -147,7 +156,7 @@ func (n *node) exchange(timeout time.Duration, f func(ctx context.Context) error
 	return n.observe(began, f(ctx))
 }
 
-// run runs a script on the node, unless the node is suspect.
+// run runs a script on the node by the method call.
 func (n *node) run(
 	timeout time.Duration, script *redisstore.Script, call redisstore.Call,
 ) (reply any, err error) {
@@ -158,7 +167,8 @@ func (n *node) run(
 	return reply, err
 }
 
-// report runs inspect.lua on the node, once for each element of calls.
+// report runs inspect.lua on the node, once for each element of calls. If one of these runs fails,
+// the result found must not be used.
 func (n *node) report(calls []redisstore.Call, timeout time.Duration) ([]redisstore.Found, error) {
 	found := make([]redisstore.Found, len(calls))
 	err := n.call(timeout, func(ctx context.Context) (err error) {
@@ -177,12 +187,13 @@ func (n *node) report(calls []redisstore.Call, timeout time.Duration) ([]redisst
 	return found, err
 }
 
-// observe records the outcome of a call that was sent at the time began. It returns the error of
-// this node that follows from err, the error of the call.
+// observe records what the outcome of a call says about the node: its latency, and whether it is
+// suspect. The call was sent at the time began, and ended with err. observe returns err as the
+// error of this node (see nodeError).
 func (n *node) observe(began time.Time, err error) error {
 	late := isTimeout(err)
 	closed := isDisconnected(err)
-	refuses := err != nil && !late && resp.IsUnsent(err)
+	refuses := !late && resp.IsUnsent(err)
 	took := time.Since(began)
 	result := n.nodeError(err, took)
 
@@ -190,10 +201,12 @@ func (n *node) observe(began time.Time, err error) error {
 	defer n.mu.Unlock()
 	switch {
 	case late && n.answered.After(began):
-		return result // a later call was answered, so only a connection is bad
-	case err != nil && (late || refuses || closed):
+		return result // the node has answered a later call, so only one connection is bad
+	case late || refuses || closed:
 		n.latency.Store(0) // the node cannot lead until it has answered a call
 	case err == nil && n.suspectSince.IsZero():
+		// Move the smoothed latency by an eighth of the difference. Store at least 1, because 0
+		// means that the latency is unknown.
 		old := cmp.Or(n.trip(), took)
 		n.latency.Store(int64(max(old+(took-old)/8, 1)))
 	}
@@ -203,18 +216,20 @@ func (n *node) observe(began time.Time, err error) error {
 		n.disconnects = 0
 	}
 
-	// After a restart, all connections of the pool may be dead. If more calls fail than the pool has
-	// connections, the server itself closes them.
+	// A closed connection is not yet a refusal, because a restart of the server closes all
+	// connections of the pool. But if more calls in a row fail than the pool has connections, the
+	// server also closes the new ones.
 	refuses = refuses || n.disconnects > connections
 	n.refusal = nil
 	if !late && !refuses {
 		n.suspectSince = time.Time{}
 		if !closed {
-			n.answered = began
+			n.answered = began // also if the answer is an error
 		}
 		return result
 	}
 
+	// The node has not answered the call.
 	if n.suspectSince.IsZero() {
 		n.suspectSince = began
 		n.probed = time.Now()
@@ -225,24 +240,25 @@ func (n *node) observe(began time.Time, err error) error {
 	return result
 }
 
-// nodeError turns the error of a call, which took some time, into the error of this node. The result
-// matches no definite error and no context error, because one node does not decide the outcome of a
-// call.
+// nodeError turns err, the error of a call to this node that took some time, into the error of the
+// node. One node does not decide the outcome of a caller's call. So the result matches no definite
+// error and no context error, which would be taken for that outcome.
 func (n *node) nodeError(err error, took time.Duration) error {
 	switch {
 	case isTimeout(err):
 		return n.errorf("no answer within %v: %w", took.Round(time.Millisecond), os.ErrDeadlineExceeded)
 	case err != nil && backend.Definite(err):
-		return fmt.Errorf("%v", err) // does not wrap err, which is not the verdict of a quorum
+		return fmt.Errorf("%v", err) // keeps only the text
 	}
 
 	return err
 }
 
-// isTimeout reports whether a call has ended without an answer because its time was over, or because
-// Close has begun.
+// isTimeout reports whether err says that a call has ended without an answer because its time was
+// over, or because Close has begun, which cancels the context of some calls.
 func isTimeout(err error) bool {
-	var timeout net.Error // the deadline of a connection, or of a context
+	// The errors of a connection's deadline and of a context's deadline are both a net.Error.
+	var timeout net.Error
 	return errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.Canceled)
 }
 
@@ -252,28 +268,29 @@ func isDisconnected(err error) bool {
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// checkVote returns nil if the node's vote counts, and otherwise why it does not count. The vote
-// was requested at the time began, and came with the run and the mark in id.
+// checkVote returns nil if the node's vote counts, and otherwise why it does not count. It is for a
+// yes vote, which was requested at the time began, and came with the run and the mark in id.
 func (n *node) checkVote(ctx context.Context, id standing, began time.Time) error {
 	s := n.standing.Load()
 	_, longest, _ := timesOf(s.mark)
-	learned := !s.votesFrom.IsZero() && n.m.longestTTL.Load() > longest
-	if s.run != id.run || s.mark != id.mark || learned {
-		// The reply has another run or mark than s, or the node must wait for a longer term, of
-		// which this driver has learned after it stored s. Ask the node again.
+	isTooShort := !s.votesFrom.IsZero() && n.m.longestTTL.Load() > longest
+	if s.run != id.run || s.mark != id.mark || isTooShort {
+		// The known standing is out of date, so ask the node again. The vote has another run or
+		// mark, or the wait of the node is too short, because the driver has learned of a longer
+		// term since.
 		var err error
 		if s, err = n.refreshMark(ctx, time.Now()); err != nil {
 			return err
 		}
 	}
 
-	// Compare votesFrom with the time when the vote was requested, not with the present, because
-	// the node may have lost its data again before the reply was read.
+	// The node must have had the right to vote when the vote was requested. That it has the right
+	// by now is not enough, because it may have lost its data again before the reply was read.
 	switch {
 	case s.run != id.run:
 		return n.errorf("was restarted, or two servers answer at its address")
 	case s.mark != id.mark:
-		// Reject the vote, because the node may have lost the record after it voted.
+		// The mark has changed since the vote, so the node may have lost the vote with its data.
 		return n.errorf("has another mark than when it voted")
 	case began.Before(s.votesFrom):
 		left := s.votesFrom.Sub(began).Round(time.Millisecond)
@@ -284,14 +301,19 @@ func (n *node) checkVote(ctx context.Context, id standing, began time.Time) erro
 	return nil
 }
 
-// checkRun returns an error if another server than the node's own has answered, which would count
-// twice. A reply contains the run that the mark names. A new run that has the old mark is not
+// checkRun returns an error if the mark in a reply of the node names another run than the known
+// mark of the node. Then the address may lead to the server of another node, which would count
+// twice. The argument run is the run that the mark in the reply names. It is empty if there was no
+// mark, and then checkRun finds no error. A new server that has a copy of the old mark is not
 // noticed.
 func (n *node) checkRun(run string) error {
 	s := n.standing.Load()
 	if s != nil && run == runOfMark(s.mark) {
 		return nil
 	}
+
+	// The standing is not known or out of date. Without a mark in the reply, this also gives the
+	// node a new mark.
 	n.refreshInBackground()
 	if s != nil && run != "" {
 		return n.errorf("was restarted, or another server answers at its address")
@@ -300,9 +322,11 @@ func (n *node) checkRun(run string) error {
 }
 
 // checkRefusal returns an error if the refusal of a vote must not count, because the server of
-// another node has refused it. Every use of a node must leave a mark there. So a node that has no
-// mark, although other nodes have one, has lost its data or was never used.
+// another node has given it. The argument mark is the mark in the refusal.
 func (n *node) checkRefusal(mark string) error {
+	// The node may have no mark. Give it one, because every use of a node must leave a mark there:
+	// a node without a mark, although other nodes have one, must have lost its data or never been
+	// used.
 	if n.standing.Load().mark != mark {
 		n.refreshInBackground()
 	}
@@ -312,8 +336,9 @@ func (n *node) checkRefusal(mark string) error {
 // errSameServer is the error of two nodes that are one server.
 var errSameServer = errors.New("and would vote twice: name it once" + unsafeHint)
 
-// checkServer returns an error if another node has the given run, or if its mark names this run. If
-// so, the address of n leads to that node's server, whose answers must not count for n.
+// checkServer returns an error if another node has the given run, or has a mark that names this
+// run. If so, the address of n leads to the server of that node, whose answers must not count for
+// n. If run is unknown or Options.AllowUnsafeNodes is set, checkServer returns nil.
 func (n *node) checkServer(run string) error {
 	if n.m.unsafe || run == "" || run == unknownRun {
 		return nil
@@ -349,9 +374,10 @@ func (n *node) refreshInBackground() {
 	}
 }
 
-// refreshMark asks for the node's standing and marks the node. If another caller has asked after
-// the time that the argument since names, refreshMark returns that answer. Only one caller asks at
-// a time. Close may cancel the call, because it takes no key.
+// refreshMark asks for the node's standing, and gives the node a mark if it needs one. If any
+// caller has asked after the time since, refreshMark returns that answer instead. So with a zero
+// since, any known standing will do. Only one caller asks at a time. Close may cancel the call to
+// the node, because that call takes no key.
 func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -364,7 +390,7 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		return nil, n.nodeError(ctx.Err(), time.Since(began))
 	}
 
-	// Use the answer to another caller that asked while this one waited for its turn.
+	// Another caller may have asked, also while this one waited for its turn.
 	if s := n.standing.Load(); s != nil && s.asked.After(since) {
 		return s, nil
 	}
@@ -377,8 +403,8 @@ func (n *node) refreshMark(ctx context.Context, since time.Time) (*standing, err
 		return nil, err
 	}
 	if wait := time.Until(s.votesFrom); wait > 0 {
-		// Update the mark then, because it may still name a later time: the node's clock may have
-		// been ahead when the mark was made.
+		// Update the mark when the wait is over. The mark may then still name a later time, because
+		// the node's clock may have been ahead when the mark was made.
 		time.AfterFunc(wait, n.refreshInBackground)
 	}
 
@@ -396,42 +422,47 @@ func (n *node) accept(s *standing) error {
 		return nil
 	}
 
-	// The server that was known at the address of n is not there any more. So let another node
-	// have it: two servers may have swapped their addresses. The other node keeps its standing,
-	// and loses it in the same way if another server answers there.
+	// Two servers may have swapped their addresses. If the server that was known for n is not at
+	// the address of n any more, forget it, so that the other node may have it. The other node
+	// loses its own standing in the same way, when another server answers there.
 	if old := n.standing.Load(); old != nil && old.run != s.run {
 		n.standing.Store(&standing{})
 	}
 	return err
 }
 
-// updateMark writes or keeps the node's mark, and completes s. The caller has the node's turn.
+// updateMark writes the node's mark, or keeps it if it is good, and fills in s. The caller has the
+// node's turn.
 func (n *node) updateMark(ctx context.Context, s *standing) error {
 	err := n.writeMark(ctx, s, onlyMarked, 0)
 	if err != nil || s.mark != "" {
 		return err
 	}
 
-	// If the whole set is new, markNewSet gives all nodes marks with which they vote at once.
-	// Otherwise, writeMark gives this node a mark that makes it wait.
+	// The node has no mark. If the whole set is new, markNewSet gives all nodes marks with which
+	// they vote at once, and the writeMark after it keeps that mark. Otherwise, that writeMark
+	// gives this node a mark that makes it wait.
 	n.m.markNewSet(ctx, n)
 	return n.writeMark(ctx, s, anyNode, 0)
 }
 
-// writeMark gives the node a mark, or keeps the mark that the node has, and completes the standing
-// s. The node votes at once if its run is that in s and its clock is before the time atOnceUntil,
-// in ms.
+// writeMark runs mark.lua on the node, and fills in the standing s from the reply. The script keeps
+// the node's mark if it names the present run of the server, and otherwise writes a new mark. If
+// which is onlyMarked and the node has no mark, it writes none. A new mark makes the node wait
+// before it votes, unless the run of the server is s.run, and its clock is before atOnceUntil, a
+// time in ms.
 func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceUntil int64) error {
-	longest := strconv.FormatInt(n.m.longestTTL.Load(), 10)
+	known := strconv.FormatInt(n.m.longestTTL.Load(), 10)
 	reply, err := n.store.Run(ctx, markScript, redisstore.Call{
 		Keys: []string{markKey},
-		Args: []string{longest, s.run, strconv.FormatInt(atOnceUntil, 10), which, n.m.evict},
+		Args: []string{known, s.run, strconv.FormatInt(atOnceUntil, 10), which, n.m.evict},
 	})
 	if err != nil {
 		return err
 	}
 
-	// Count the wait from now. It may be too long by the reply's trip, but is never too short.
+	// Count the wait of the node from now. So the wait may be too long by the time that the reply
+	// took, but is never too short.
 	now := time.Now()
 	parts, _ := reply.([]any)
 	if len(parts) != 3 {
@@ -441,7 +472,7 @@ func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceU
 	run, _ := parts[1].(string)
 	text, _ := parts[2].(string)
 	answered, err := strconv.ParseInt(text, 10, 64)
-	from, longestThere, ok := timesOf(mark)
+	from, longest, ok := timesOf(mark)
 	ok = isMark && (ok || mark == "")
 	if !ok || run == "" || err != nil || answered <= 0 {
 		return n.store.Unexpected(reply)
@@ -449,14 +480,15 @@ func (n *node) writeMark(ctx context.Context, s *standing, which string, atOnceU
 
 	*s = standing{run: run, mark: mark, asked: s.asked, answered: answered}
 	if from > answered {
+		// Add 1 ms, because the script rounds the clock down when it computes from.
 		s.votesFrom = now.Add(redisstore.Term(from - answered + 1))
 	}
-	n.m.raiseLongestTTL(longestThere)
+	n.m.raiseLongestTTL(longest)
 	return nil
 }
 
 // timesOf returns the time from which a mark lets its run vote, and the longest term that the mark
-// names, both in ms. The result ok is false if there is no mark.
+// names, both in ms. The result ok is false if mark is empty or is no mark.
 func timesOf(mark string) (from, longest int64, ok bool) {
 	fields := strings.Fields(mark)
 	if len(fields) != 3 {

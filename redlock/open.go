@@ -19,7 +19,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore/resp"
 )
 
-// params are the parameters of the URL, without those of the engine.
+// params are the parameters of a redlock URL. The parameters of the engine, such as ttl, are not
+// among them.
 var params = append([]string{"allow_eviction", "allow_unsafe_nodes", "db", "fence_ttl", "max_ttl"}, tlsParams...)
 
 var tlsParams = []string{"ca", "cert", "key", "server_name"}
@@ -40,7 +41,7 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// Check the options and names before anything connects.
+	// Check the options and names first, because a later error would have to close the stores.
 	if _, err := newDriver(nil, names, o); err != nil {
 		return nil, err
 	}
@@ -65,10 +66,12 @@ func openConfig(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	if evict, _ := strconv.ParseBool(c.Params["allow_eviction"]); evict { // Prepare has checked it
+	// Ignore the error, because Prepare has refused a value that is no bool.
+	if evict, _ := strconv.ParseBool(c.Params["allow_eviction"]); evict {
 		d.m.evict = "1"
 	}
-	if d.missing, err = probe(ctx, d.m, probes); err != nil {
+	d.missing, err = probe(ctx, d.m, probes)
+	if err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -94,19 +97,22 @@ func nodeURLs(lists []string) (nodes, names []string, err error) {
 	return nodes, names, nil
 }
 
-// nodeParams returns the parameters for one node. Only the nodes with TLS receive the parameters of
-// TLS. If no node has TLS, all nodes receive these parameters, so that redisstore returns an error.
+// nodeParams returns those of the parameters p that redisstore needs for one node. The argument all
+// contains the URLs of all nodes. If some of these have TLS, only they receive the parameters of
+// TLS, because redisstore refuses these for a node without TLS. If no node has TLS, every node
+// receives them, so that redisstore refuses them.
 func nodeParams(node string, all []string, p map[string]string) map[string]string {
 	secure := func(node string) bool { return strings.HasPrefix(node, "rediss://") }
-	plain := !secure(node) && slices.ContainsFunc(all, secure)
+	withoutTLS := !secure(node) && slices.ContainsFunc(all, secure)
 	params := maps.Clone(p)
 	maps.DeleteFunc(params, func(name, _ string) bool {
-		return !slices.Contains(redisstore.Params, name) || plain && slices.Contains(tlsParams, name)
+		isOurs := !slices.Contains(redisstore.Params, name) // such as max_ttl
+		return isOurs || withoutTLS && slices.Contains(tlsParams, name)
 	})
 	return params
 }
 
-// options reads the parameters of redlock itself.
+// options returns the Options that the parameters of redlock itself set. The error is ErrInvalid.
 func options(p map[string]string) (*Options, error) {
 	o := &Options{}
 	var err error
@@ -128,23 +134,24 @@ func options(p map[string]string) (*Options, error) {
 	return o, nil
 }
 
-// probe asks all nodes at once. When a quorum has answered without an error, it waits at most the
-// time openGrace for other nodes. The call to a late node continues after that.
+// probe asks all nodes at once, and returns as err why the driver cannot be opened. When a quorum
+// has answered without an error, probe waits at most the time openGrace for the other nodes. The
+// call to a late node continues after that.
 //
 // If a node answers with an error, such as a wrong password, or if its server must not store locks,
-// probe returns that error, because it will not change by waiting. A node that is silent, refuses
-// connections or has no address may be back soon, so the result missing has its error.
+// probe returns that error even if the others are a quorum, because waiting does not help. A node
+// that is silent, refuses connections or has no address may be back soon. If the others are a
+// quorum, the result missing contains the errors of such nodes, and otherwise err does.
 func probe(
 	ctx context.Context, m *members, probes []func(context.Context) error,
 ) (missing, err error) {
 	errs := make([]error, len(m.nodes))
 	for i, n := range m.nodes {
-		// This is the error of a node whose result does not arrive in time.
-		errs[i] = n.errorf("no answer yet")
+		errs[i] = n.errorf("no answer yet") // until the node's result arrives
 	}
 
-	well := 0
-	var final error
+	well := 0         // how many nodes have answered without an error
+	var lasting error // an error of a node that waiting does not change
 	m.gather(ctx, func(n *node) func() time.Duration {
 		err := probes[n.i](ctx)
 		if err == nil {
@@ -156,28 +163,30 @@ func probe(
 			case err == nil:
 				well++
 			case errors.Is(err, errSameServer):
-				final = fmt.Errorf("%w: %w", backend.ErrInvalid, err)
-				return 0
+				lasting = fmt.Errorf("%w: %w", backend.ErrInvalid, err)
+				return 0 // the URL is wrong, whatever the other nodes answer
 			case isLasting(err):
-				final = fmt.Errorf("a node can never vote: %w", err)
+				lasting = fmt.Errorf("a node can never vote: %w", err)
 			}
 
-			if final != nil || well >= m.quorum() {
-				return openGrace // for other nodes, which may say the same
+			// After a lasting error, wait for the other nodes as well, because outage reports the
+			// errors of all nodes if there is no quorum.
+			if lasting != nil || well >= m.quorum() {
+				return openGrace
 			}
 			return forever
 		}
 	})
 
 	switch {
-	case errors.Is(final, errSameServer):
-		return nil, final
-	case ctx.Err() == context.Canceled && well < m.quorum():
-		return nil, context.Cause(ctx)
+	case errors.Is(lasting, errSameServer):
+		return nil, lasting
+	case well < m.quorum() && ctx.Err() == context.Canceled:
+		return nil, context.Cause(ctx) // the caller has given up, which is no outage
 	case well < m.quorum():
 		return nil, outage(errs)
-	case final != nil:
-		return nil, final
+	case lasting != nil:
+		return nil, lasting
 	case well < len(m.nodes):
 		return outage(errs), nil
 	}
@@ -185,9 +194,9 @@ func probe(
 	return nil, nil
 }
 
-// isLasting reports whether a node has answered with an error that does not change by waiting, or has
-// a server that must not store locks. A server that loads its data, runs a slow script or has too
-// many clients will be back.
+// isLasting reports whether err is an error that waiting does not change: the node has answered
+// with it, or the node's server must not store locks. The errors of a server that loads its data,
+// runs a slow script or has too many clients do not last.
 func isLasting(err error) bool {
 	for _, passing := range []string{"LOADING", "BUSY", "max number of clients"} {
 		if goredis.HasErrorPrefix(err, passing) {

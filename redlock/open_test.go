@@ -45,8 +45,8 @@ func TestOpenByURL(t *testing.T) {
 // commands there. INFO is sent once for each connection of hasp's own.
 func TestAPairMakesFewCommands(t *testing.T) {
 	nodes := redistest.StartNodes(t, 3, &redistest.Options{Real: true})
-	// total returns how many commands the nodes have executed, with those of scripts, when the Client
-	// has locked some keys and is closed, so that no call is in flight.
+	// total returns how many commands the nodes have executed, with those of scripts, when the
+	// Client has locked some keys and is closed, so that no call is in flight.
 	total := func(c *hasp.Client, pairs int) (n int) {
 		for i := range pairs {
 			strategytest.Unlock(t, await.Value(c.Lock(t.Context(), fmt.Sprint("k", i))))
@@ -68,7 +68,8 @@ func TestAPairMakesFewCommands(t *testing.T) {
 		few := total(open(), 10)
 		many := total(open(), 110)
 		spent := many - 2*few + before
-		// Round, because either run may make more connections than the other, with a few commands each.
+		// Round, because either run may make more connections than the other, with a few commands
+		// each.
 		if got := (spent + 150) / 300; got != want {
 			t.Errorf("%d commands for 100 pairs on three nodes, want %d for each", spent, want)
 		}
@@ -187,8 +188,8 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 	works(t, c, err)
 }
 
-// A node that answers with an error, or that must not store locks, will not change by waiting. A node
-// that does not answer may be back soon.
+// A node that answers with an error, or that must not store locks, will not change by waiting. A
+// node that does not answer may be back soon.
 func TestOpenRefusesANodeThatCanNeverVote(t *testing.T) {
 	good := redistest.StartNodes(t, 2, &redistest.Options{Own: true, Real: true})
 	for want, command := range map[string][]any{

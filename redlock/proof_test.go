@@ -205,7 +205,7 @@ func TestAServerCountsOnceWhateverItsName(t *testing.T) {
 // A record that a vote did not prove counts from the next renewal on.
 func TestAnUnprovenRecordCountsFromTheNextRenewalOn(t *testing.T) {
 	held(t, 3, func(tr trial, c backend.Claim) {
-		tr.hs.byToken[c.Token].on[0].counts = time.Time{} // as if its vote had been lost
+		tr.hs.byToken[c.Token].on[0].countsUntil = time.Time{} // as if its vote had been lost
 		time.Sleep(c.TTL / 2)
 		tr.each("2", hang)
 		tr.isUnclear(tr.renew(c)) // a renewal by a record without a proof

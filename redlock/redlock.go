@@ -83,9 +83,9 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// defaultMaxTTL is the default of [Options.MaxTTL]. A lock has a term of 30 s by default, and Extend
-// and Detach add a drift of 303 ms to it. A shorter default would refuse these. A longer one would
-// keep restarted nodes away for longer.
+// defaultMaxTTL is the default of [Options.MaxTTL]. A lock has a term of 30 s by default, and
+// Extend and Detach add a drift of 303 ms to it. A shorter default would refuse these. A longer one
+// would keep restarted nodes away for longer.
 const defaultMaxTTL = 31 * time.Second
 
 // Options are the settings of [New]. Nil and the zero value mean the defaults.
@@ -114,11 +114,12 @@ type Options struct {
 func init() { hasp.Register("redlock", openConfig, params...) }
 
 // New returns a Client that keeps its locks on several masters, each with a Redis client of its
-// own. Close does not close the Redis clients. Their settings apply to pipelines of hasp's commands,
-// which are not retried: see docs/redis.md. The error is hasp.ErrInvalid if a Redis client is nil,
-// a redis.ClusterClient or a redis.Ring, or if o is out of range. Unless o.AllowUnsafeNodes is set,
-// it is also ErrInvalid if there are fewer than three Redis clients, an even number, or two with the
-// same address. A server that [hasp.Open] would refuse is refused by the first call to it.
+// own. Close does not close the Redis clients. Their settings apply to pipelines of hasp's
+// commands, which are not retried: see docs/redis.md. The error is hasp.ErrInvalid if a Redis
+// client is nil, a redis.ClusterClient or a redis.Ring, or if o is out of range. Unless
+// o.AllowUnsafeNodes is set, it is also ErrInvalid if there are fewer than three Redis clients, an
+// even number, or two with the same address. A server that [hasp.Open] would refuse is refused by
+// the first call to it.
 func New(clients []goredis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(clients, o)

@@ -28,6 +28,8 @@ type redsyncClient struct {
 	vote                     func() error
 }
 
+// SetNX returns the node's vote as the reply that redsync expects: true for yes, false for no, or
+// an error.
 func (c redsyncClient) SetNX(
 	context.Context, string, any, time.Duration,
 ) *goredis9.BoolCmd {
@@ -44,7 +46,8 @@ func (c redsyncClient) EvalSha(context.Context, string, []string, ...any) *gored
 	return goredis9.NewCmdResult(int64(0), errNotAsked)
 }
 
-// newMutex returns redsync's mutex over nodes that vote by the given functions.
+// newMutex returns redsync's mutex over nodes that vote by the given functions. It tries once,
+// because the driver itself repeats attempts, and returns as soon as the votes decide.
 func newMutex(key, record string, ttl time.Duration, votes []func() error) *redsync.Mutex {
 	pools := make([]redis.Pool, len(votes))
 	for i, vote := range votes {
@@ -59,14 +62,14 @@ func newMutex(key, record string, ttl time.Duration, votes []func() error) *reds
 	)
 }
 
-// outage returns the error of a call that has no quorum. It is a *multierror.Error with one error
-// for each node that does not vote. Each error names its node. The argument errs contains one
-// element for each node, which is nil if the node voted.
+// outage returns the error of a call that has no quorum. The argument errs contains one element for
+// each node: an error that names the node, or nil if the node has voted. The result is a
+// *multierror.Error with the errors of the nodes that have not voted.
 func outage(errs []error) error {
 	n := len(errs)
-	m := &multierror.Error{ErrorFormat: func(errs []error) string {
-		lines := []string{fmt.Sprintf("no quorum: %d of %d nodes do not vote", len(errs), n)}
-		for _, err := range errs {
+	m := &multierror.Error{ErrorFormat: func(failures []error) string {
+		lines := []string{fmt.Sprintf("no quorum: %d of %d nodes do not vote", len(failures), n)}
+		for _, err := range failures {
 			lines = append(lines, err.Error())
 		}
 		return strings.Join(lines, "\n")

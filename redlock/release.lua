@@ -5,8 +5,9 @@
 -- in ms if the key stays taken, or ''
 -- Returns 0 if the token does not hold the key, 1 if no caller is known to wait, and otherwise 2.
 if ARGV[4] == '' then
-	-- Usually the first attempt of the token has the key, and nobody is known to wait. MGET replies
-	-- nil for a value that is no string, and it may need a right that this user lacks.
+	-- Usually the first attempt of the token has the key, and no caller is known to wait. Then only
+	-- DEL is needed. Otherwise go on below, also if MGET replies nil for a value that is no string,
+	-- or an error because this user lacks a right.
 	local at, prefix = redis.pcall('MGET', KEYS[1], KEYS[4]), ARGV[1] .. '#'
 	if at[1] and not at[2] and string.sub(at[1], 1, #prefix) == prefix then return redis.call('DEL', KEYS[1]) end
 end
@@ -14,8 +15,8 @@ end
 local holds, err = owns(KEYS[1], ARGV[1])
 if not holds then return err or 0 end
 if ARGV[4] ~= '' then
-	-- Without memory, Redis refuses SET before a script has written anything, so PEXPIRE
-	-- comes first.
+	-- A Redis without memory refuses SET if it is the first write of a script. So PEXPIRE comes
+	-- first.
 	local record = redis.call('GETRANGE', KEYS[1], 0, -1)
 	redis.call('PEXPIRE', KEYS[1], ARGV[4])
 	redis.call('SET', KEYS[1], 'kept-' .. record, 'PX', ARGV[4])

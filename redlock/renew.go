@@ -21,7 +21,8 @@ type renewal struct {
 	began  time.Time // by members.now
 }
 
-// renewAll makes renewals whose holds are set.
+// renewAll makes renewals whose holds are set, with one batch for each node. It calls done for each
+// renewal that the votes decide before ctx ends. The outcome of the others is unknown.
 func renewAll(
 	ctx context.Context, m *members, renewals []*renewal,
 	done func(i int, g backend.Grant, err error),
@@ -30,8 +31,9 @@ func renewAll(
 		return
 	}
 
-	// End the ballots. Votes that arrive later must not lead to a repair, because another caller
-	// may hold the key when they arrive. If Close has begun, no votes decide the ballots.
+	// End the ballots that are undecided because ctx has ended or Close has begun. Votes that
+	// arrive later must not lead to a repair, because another caller may hold the key by then.
+	// Besides, renewOn waits for the end of each ballot.
 	defer func() {
 		for _, r := range renewals {
 			r.ballot.decide(errAbandoned)
@@ -40,9 +42,8 @@ func renewAll(
 
 	decided := make(chan *renewal, len(renewals)) // each renewal is decided once
 	for _, n := range m.nodes {
-		// If Close has begun, do not call done, so that the outcome of these claims is unknown.
 		if !m.spawn(func() { renewOn(n, renewals, decided) }) {
-			return
+			return // Close has begun, so leave the outcomes unknown
 		}
 	}
 
@@ -56,12 +57,13 @@ func renewAll(
 	}
 }
 
-// renewOn renews holds on one node, and then repairs those that need it. It continues after
-// renewAll has returned.
+// renewOn renews holds on one node, casts the node's votes, and then repairs the node's records of
+// the holds that a quorum has renewed. It sends each renewal that its vote decides to the channel
+// decided. It continues after renewAll has returned.
 func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 	cast := func(r *renewal, vote error) {
 		if r.ballot.cast(n.i, vote) {
-			decided <- r // never blocks
+			decided <- r // never blocks, because the channel has room for all renewals
 		}
 	}
 
@@ -73,7 +75,7 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 	}
 
 	timeout := renewals[0].c.Timeout
-	repairs := make([]func(), len(renewals))
+	repairs := make([]func(), len(renewals)) // an element is nil if the node needs no repair
 	_ = n.exchange(timeout, func(ctx context.Context) (err error) {
 		calls := make([]redisstore.Call, len(renewals))
 		for j, r := range renewals {
@@ -87,12 +89,13 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 		}
 
 		n.store.RunEach(ctx, renewScript, calls, func(j int, reply any, e error) {
-			vote := e
+			var vote error
 			if e != nil {
-				err = e
+				err = e // the outcome of the exchange
 				vote = n.nodeError(e, timeout)
 			} else {
-				repairs[j], vote = renewals[j].answer(n, reply, calls[j].Args[1] != "")
+				prolongs := calls[j].Args[1] != "" // the term
+				repairs[j], vote = renewals[j].answer(n, reply, prolongs)
 			}
 			cast(renewals[j], vote)
 		})
@@ -100,7 +103,8 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 		return err
 	})
 
-	// Each ballot is decided in time, because all nodes vote within their Timeout.
+	// Repair only if a quorum has voted yes. The wait for that ends, because all nodes vote within
+	// their Timeout.
 	for j, repair := range repairs {
 		if repair == nil {
 			continue
@@ -114,7 +118,8 @@ func renewOn(n *node, renewals []*renewal, decided chan<- *renewal) {
 
 // answer returns the node's vote that follows from a reply. If the node lacks the record, or its
 // record does not count, answer also returns a function that repairs the node. The argument
-// prolonged says that the call has prolonged the hold.
+// prolonged says that the call has prolonged the record if the node has it, which it does only if
+// the record counted when the call was sent.
 func (r *renewal) answer(n *node, reply any, prolonged bool) (repair func(), vote error) {
 	found, _, clock, err := decodeRenewal(n, reply, r.c.Key)
 	read := r.hs.m.now()
@@ -128,6 +133,7 @@ func (r *renewal) answer(n *node, reply any, prolonged bool) (repair func(), vot
 		err := n.errorf("has a record that counts from the next renewal on")
 		return func() { r.repair(n, clock, read) }, err
 	case !r.hs.counts(r.h, n.i):
+		// The record has ceased to count during the call. A late command may have written it since.
 		return nil, n.errorf("has a record that may be of a late command")
 	}
 
@@ -136,7 +142,8 @@ func (r *renewal) answer(n *node, reply any, prolonged bool) (repair func(), vot
 }
 
 // decodeRenewal decodes a reply of renew.lua. It returns whether the node has the record, the
-// node's mark, and the node's time in ms.
+// node's mark, and the node's time in ms. It returns an error if the reply is not valid, the node's
+// fence counter cannot be used, or another server may have answered (see checkRun).
 func decodeRenewal(
 	n *node, reply any, key string,
 ) (found bool, mark string, clock int64, err error) {
@@ -165,10 +172,11 @@ func noFence(n *node, key string) error {
 	return fmt.Errorf(text, n.name, redisstore.DerivedKey("fence", key))
 }
 
-// repair writes the hold to a node. The record ends with the lease, however late the command
-// arrives, because the command names the time on the node's own clock at which the record ends. The
-// node's clock was read before the time read. So the record ends with the lease, or earlier by the
-// time that the reply took to arrive.
+// repair starts a goroutine that writes the hold to a node. The command names the time, by the
+// node's own clock, at which the record must end. So the record ends with the lease, however late
+// the command arrives. The arguments are the node's clock in ms, as the node's reply had it, and
+// the time read, at which the reply was read. The reply was on its way before that, so the record
+// may end a little earlier than the lease, but never later.
 func (r *renewal) repair(n *node, clock int64, read time.Time) {
 	left := r.began.Add(r.c.TTL - backend.Drift(r.c.TTL)).Sub(read)
 	if left <= 0 || !r.hs.m.begin() {
@@ -186,36 +194,43 @@ func (r *renewal) repair(n *node, clock int64, read time.Time) {
 			Args: []string{r.h.record, end},
 		})
 		if written == int64(1) {
+			// The record counts only if attemptTime is left: see copyOn.
 			r.hs.count(r.h, n.i, r.began, r.c.TTL, attemptTime)
 		}
+		// The vote is nil, so settle notes that the node may have the record, whatever err is.
 		r.hs.settle(r.h, n.i, reply{unknown: err != nil && mayArrive(err)})
 	})
 }
 
-// adopt sets r.h to a hold with the record of the token that a quorum has. Records of other
-// attempts do not count, because the driver that made these attempts is about to remove them.
+// adopt sets r.h to the hold of a claim that another driver has taken, such as that of an earlier
+// process. It asks all nodes for the record of the token that a quorum has. It ignores the records
+// of the token's other attempts, because the driver that made these attempts is about to remove
+// them. It returns an error if the hold is lost, is not found, or ends too soon.
 //
-// The records that count for the driver that took the hold are not known here. A record that does
-// not count ends at most attemptTime after the term that a quorum has granted (see renewOn), or
-// after the commands of the attempt. So if twice attemptTime is left, the records that count for
-// that driver last for attemptTime. Any other attempt that has had a vote of these nodes ends
-// before that. Too short a term is not prolonged, because its records would seem to count later.
+// Which records count for the other driver is not known here. A record that does not count ends at
+// most attemptTime after the term that a quorum has granted (see renewOn), or after the commands of
+// the attempt. So if a record has twice attemptTime left, the records that count for that driver
+// last for at least attemptTime. By then, any other attempt that has had votes of these nodes has
+// ended. If less is left, adopt does not prolong the hold, because records that do not count would
+// then seem to count.
 func (r *renewal) adopt(ctx context.Context) error {
 	c, m := r.c, r.hs.m
 	began := m.now()
-	own := func(record string) bool { return !isOf(record, c.Token) }
-	s := m.query(ctx, []string{c.Key}, c.Timeout, own, func(all []*survey) time.Duration {
+	isForeign := func(record string) bool { return !isOf(record, c.Token) }
+	wait := func(surveys []*survey) time.Duration {
+		s := surveys[0] // of the only key
 		switch {
-		case all[0].unheld():
+		case s.unheld():
 			return 0
-		case all[0].holder != nil:
-			return leadTimeout // the records of late nodes would not count
+		case s.holder != nil:
+			return leadTimeout // for late nodes, whose records count only if they are reported
 		}
 
 		return forever
-	})[0]
+	}
+	s := m.query(ctx, []string{c.Key}, c.Timeout, isForeign, wait)[0]
 	switch {
-	case s.holder != nil:
+	case s.holder != nil: // adopted below
 	case s.unheld():
 		return backend.ErrLost
 	case ctx.Err() != nil:
@@ -228,9 +243,9 @@ func (r *renewal) adopt(ctx context.Context) error {
 	prefix, _, _ := strings.Cut(record, redisstore.Mark)
 	h := foundHold(c, prefix+redisstore.Mark, m)
 	h.record = record
-	h.expiry = began.Add(r.hs.maxTTL + c.Timeout)
+	h.expiry = began.Add(r.hs.maxTTL + c.Timeout) // the term is not known, but is at most maxTTL
 
-	// The fence may be larger than that of the hold, which is harmless.
+	// The counters may be larger than the fence of the hold, which is harmless.
 	if fence := s.status().Fence; c.Fenced && fence <= maxFence {
 		h.fence = fence
 	}

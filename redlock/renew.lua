@@ -17,10 +17,12 @@ if ARGV[3] ~= '' then
 			redis.call('PEXPIRE', KEYS[3], ARGV[4])
 		end
 	elseif ARGV[2] == '' then
+		-- A call without a term may confirm a new hold (see holds.confirm), which must not be
+		-- granted if its fence cannot be stored.
 		local denied = type(last) == 'table' and not string.find(last.err, 'WRONGTYPE', 1, true)
 		return denied and last or {-1}
 	end
-	-- A renewal leaves any other value alone. The next fenced acquire reports it.
+	-- A renewal ignores a counter with any other value. The next fenced acquire reports it.
 end
 
 local holds, refused = owns(KEYS[1], ARGV[1])

@@ -265,7 +265,8 @@ func TestAVoteWhoseRecordIsLostDoesNotCount(t *testing.T) {
 }
 
 // A node that was emptied does not vote. It stores the record all the same, and releases it. If all
-// nodes were emptied at once, the set counts as new, but votes from before the new marks do not count.
+// nodes were emptied at once, the set counts as new, but votes from before the new marks do not
+// count.
 func TestNodesThatWereEmptied(t *testing.T) {
 	for _, which := range []string{"2", "12", "012"} {
 		three(t, func(tr trial) {
@@ -350,8 +351,9 @@ func TestAReplicaDoesNotVoteOverANewConnection(t *testing.T) {
 	}
 }
 
-// A node boots with its clock ahead, and the clock is corrected. Then the node votes for all drivers
-// when one max_ttl has passed since a driver first asks it, or since the first wait was over.
+// A node boots with its clock ahead, and the clock is corrected. Then the node votes for all
+// drivers when one max_ttl has passed since a driver first asks it, or since the first wait was
+// over.
 func TestAClockThatWasAheadKeepsNoNodeAway(t *testing.T) {
 	for _, gone := range []bool{false, true} {
 		three(t, func(tr trial) {

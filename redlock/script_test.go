@@ -34,12 +34,12 @@ func TestScripts(t *testing.T) {
 	server := runOf(rdb.Info(t.Context(), "server").Val())
 	relative, absolute := regexp.MustCompile(`@-?\d+`), regexp.MustCompile(`\b\d{13}\b`)
 
-	// run runs a script, whose name comes before its arguments, on a server without data. It returns
-	// what is wrong. A case is a name, the commands before the script, a regular expression for the
-	// whole reply, as fmt prints it, and commands after the script, each with an expression for its
-	// reply. In a command, @-500 is the time half a second ago, in ms, _ is a space in a field, and a
-	// field - is empty. In a reply, @-500 is about 500 s ago, and @-500! is exactly that. RUN is the
-	// server's run.
+	// run runs a script, whose name comes before its arguments, on a server without data. It
+	// returns what is wrong. A case is a name, the commands before the script, a regular expression
+	// for the whole reply, as fmt prints it, and commands after the script, each with an expression
+	// for its reply. In a command, @-500 is the time half a second ago, in ms, _ is a space in a
+	// field, and a field - is empty. In a reply, @-500 is about 500 s ago, and @-500! is exactly
+	// that. RUN is the server's run.
 	run := func(t *testing.T, script string, c [4]string) (wrong []string) {
 		now := time.Now().UnixMilli()
 		timed := func(at string) string {
@@ -103,8 +103,8 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// scriptCases has the cases of each script with its arguments. For marks, the longest term is 1000 s, so
-// the times differ by more than a test takes.
+// scriptCases has the cases of each script with its arguments. For marks, the longest term is 1000
+// s, so the times differ by more than a test takes.
 func scriptCases() map[string][][4]string {
 	const denied = `.*(NOPERM|can't run this command|ACL failure in script).*` // by version of the server
 	return map[string][][4]string{

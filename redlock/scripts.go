@@ -6,7 +6,8 @@ import (
 	"github.com/hasplock/hasp/internal/redisstore"
 )
 
-// Each script describes its keys, arguments and reply in its header.
+// scripts contains the Lua scripts. The header of each script describes its keys, arguments and
+// reply.
 //
 //go:embed *.lua
 var scripts embed.FS

@@ -15,13 +15,13 @@ import (
 type survey struct {
 	on      []*redisstore.Found // by node; nil if there is no answer
 	errs    []error             // by node
-	answers int                 // how many nodes have answered or returned an error
+	answers int                 // how many elements of on and errs are known
 
 	// These follow from the reports.
-	holder *redisstore.Found  // the record of a quorum, with the rest of its term there; or nil
+	holder *redisstore.Found  // the record of a quorum, with the rest of the quorum's term; or nil
 	taken  []redisstore.Found // the records of all nodes that have one, the shortest term first
 	free   int                // how many nodes have no record
-	most   int                // the largest number of nodes that have the same record
+	most   int                // the number of nodes that have the most frequent record
 }
 
 func newSurvey(nodes int) *survey {
@@ -31,7 +31,7 @@ func newSurvey(nodes int) *survey {
 // quorum is the smallest majority of the nodes.
 func (s *survey) quorum() int { return len(s.on)/2 + 1 }
 
-// add adds the report of node i.
+// add adds the report f of node i, or the error in its place.
 func (s *survey) add(i int, f *redisstore.Found, err error) {
 	s.answers++
 	s.errs[i] = err
@@ -49,9 +49,10 @@ func (s *survey) add(i int, f *redisstore.Found, err error) {
 
 	s.on[i] = f
 
-	// The list taken is sorted by the rest of the term. So of the n copies of a record, the one with
-	// index n-quorum is the first whose end leaves fewer copies than a quorum: the record has its
-	// quorum until then.
+	// Find the record of a quorum, and how long it has this quorum. The list taken is sorted by the
+	// rest of the term, the shortest first. If a record has n copies, n-quorum of these may end
+	// before the quorum is lost. The next one to end, which has the index n-quorum, ends the
+	// quorum.
 	copies := map[string][]*redisstore.Found{}
 	for at := range s.taken {
 		record := s.taken[at].Record
@@ -64,7 +65,7 @@ func (s *survey) add(i int, f *redisstore.Found, err error) {
 	}
 }
 
-// remaining returns how long a record will last.
+// remaining returns how long a record will last on its node.
 func remaining(f redisstore.Found) time.Duration {
 	if ttl := f.Status().TTL; ttl >= 0 {
 		return ttl
@@ -72,17 +73,18 @@ func remaining(f redisstore.Found) time.Duration {
 	return math.MaxInt64 // the record has no end
 }
 
-// hasQuorum reports whether a quorum has answered.
+// hasQuorum reports whether a quorum has answered without an error.
 func (s *survey) hasQuorum() bool { return len(s.taken)+s.free >= s.quorum() }
 
-// outage returns nil if a quorum has answered, and otherwise the error for a missing quorum. If ctx
-// has ended, and no node has returned an error, it returns ctx's error.
+// outage returns nil if a quorum has answered, and otherwise the error for a missing quorum. If no
+// node has returned an error, and ctx has ended, that end is why answers are missing. Then outage
+// returns the error of ctx.
 func (s *survey) outage(ctx context.Context) error {
 	if s.hasQuorum() {
 		return nil
 	}
-	failed := slices.ContainsFunc(s.errs, func(err error) bool { return err != nil })
-	if err := ctx.Err(); err != nil && !failed {
+	anyFailed := slices.ContainsFunc(s.errs, func(err error) bool { return err != nil })
+	if err := ctx.Err(); err != nil && !anyFailed {
 		return err
 	}
 	return outage(s.errs)
@@ -96,7 +98,8 @@ func (s *survey) unheld() bool {
 	return s.most+silent < s.quorum()
 }
 
-// heldError returns the error for a key that the survey s shows as held.
+// heldError returns the HeldError for a key that was refused. It names the holder if s has found
+// one.
 func (s *survey) heldError() error {
 	if s.holder == nil {
 		return &backend.HeldError{}
@@ -104,7 +107,7 @@ func (s *survey) heldError() error {
 	return s.holder.Held()
 }
 
-// status returns the status of the key.
+// status returns the status of the key: its holder, if there is one, and its largest fence.
 func (s *survey) status() (st backend.Status) {
 	if s.holder != nil {
 		st = s.holder.Status()
@@ -121,14 +124,15 @@ func (s *survey) status() (st backend.Status) {
 	return st
 }
 
-// askFor asks the nodes about c.Key, until their answers show whether there is a holder. After a
-// quorum has answered, askFor waits at most the time leadTimeout for the lead, and for answers that
-// decide this. So a hanging node delays callers only that long.
+// askFor asks the nodes about c.Key, until their answers show whether there is a holder. Unless
+// lead is noLead, it also waits for the answer of that node. Once a quorum has answered, it waits
+// for these at most leadTimeout. So a hanging node delays callers only that long.
 func askFor(ctx context.Context, m *members, c backend.Claim, lead int) *survey {
-	// All attempts of c have failed, so their records are about to be released.
+	// Leave out the records of c itself. All attempts of c have failed, so their records are about
+	// to be released.
 	skip := func(record string) bool { return isOf(record, c.Token) }
-	return m.query(ctx, []string{c.Key}, c.Timeout, skip, func(all []*survey) time.Duration {
-		s := all[0]
+	return m.query(ctx, []string{c.Key}, c.Timeout, skip, func(surveys []*survey) time.Duration {
+		s := surveys[0] // of the only key
 		leadAnswered := lead == noLead || s.on[lead] != nil || s.errs[lead] != nil
 		switch {
 		case !s.hasQuorum():

@@ -18,8 +18,9 @@ local function head(turns, looks, now)
 		if not first[1] then return nil end
 		now = now or clock()
 		local looked = tonumber(redis.call('ZSCORE', looks, first[1]) or 0)
-		-- If a look is in the future, the clock was set back after it. 50 ms are
-		-- allowed, because clocks are often adjusted a little.
+		-- A waiter is alive if its last look was within the window. If that look is in the future,
+		-- the clock was set back after it, and the waiter counts as gone. But 50 ms are allowed,
+		-- because clocks are often adjusted a little.
 		if now - looked < window and looked <= now + 50 then return first[1], tonumber(first[2]) end
 		remove(turns, looks, first[1])
 	end
