@@ -86,6 +86,7 @@ func TestCloseWaitsForCalls(t *testing.T) {
 		"Break":   func(t *bench, _ *hasp.Lease) error { return t.Client.Break(background, "other") },
 		"Extend":  func(_ *bench, l *hasp.Lease) error { return l.Extend(background, time.Minute) },
 		"Unlock":  func(_ *bench, l *hasp.Lease) error { return l.Unlock(background) },
+		"Lock":    func(t *bench, _ *hasp.Lease) error { return errOf(t.Client.Lock(background, "new")) },
 	} {
 		for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
 			runEnds(t, fmt.Sprint(name, ends), ends, nil, func(t *bench) {
@@ -102,7 +103,7 @@ func TestCloseWaitsForCalls(t *testing.T) {
 					}
 					return err
 				}
-				t.set(func(f *faulty) { f.renew, f.release, f.inspect = lags, lags, lags })
+				t.set(func(f *faulty) { f.acquire, f.renew, f.release, f.inspect = lags, lags, lags, lags })
 				done := make(chan error)
 				go func() { done <- ask(t, l) }()
 				time.Sleep(500 * time.Millisecond)
@@ -114,6 +115,9 @@ func TestCloseWaitsForCalls(t *testing.T) {
 					t.Error("a call after Close has succeeded")
 				}
 				equal(t, "calls of the closed driver", late, 0)
+				if name == "Lock" {
+					equal(t, "releases, also of the late grant", t.releases(), 2)
+				}
 			})
 		}
 	}
