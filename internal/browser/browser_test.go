@@ -389,13 +389,13 @@ func TestLightDarkAndNarrow(t *testing.T) {
 	b.visit(page)
 	b.until(back + ` === "rgb(255, 255, 255)"`)
 
-	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(500, 900)))
+	must(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(400, 900)))
 	b.until(`document.querySelectorAll("#rows tr").length === 2`)
 	b.until(`[...document.querySelectorAll("#rows tr")].every((row) => {
 		const heights = ["9.9s", "59m59s, not renewed"].map((left) => (row.children[3].textContent = left, row.offsetHeight));
 		return heights[0] === heights[1];
 	})`)
-	b.until(`[...document.querySelectorAll("#locks th, #locks td")].every((e) => e.getBoundingClientRect().right <= 500 && e.scrollWidth <= e.clientWidth)`)
+	b.until(`[...document.querySelectorAll("#locks th, #locks td")].every((e) => e.getBoundingClientRect().right <= 400 && e.scrollWidth <= e.clientWidth)`)
 	eval[any](b, `document.querySelector("#rows button").click()`)
-	b.until(`[...document.querySelectorAll("#timeline text")].some((e) => e.textContent === "now" && e.getBoundingClientRect().right <= 500 && e.getScreenCTM().a > 0.99)`)
+	b.until(`[...document.querySelectorAll("#timeline text")].some((e) => e.textContent === "now" && e.getBoundingClientRect().right <= 400 && e.getScreenCTM().a > 0.99)`)
 }
