@@ -62,6 +62,7 @@ func (c *core) enter() error {
 	return nil
 }
 
+// leave ends a call that enter, or other code with mu held, has counted.
 func (c *core) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,9 +97,10 @@ func (c *core) noteTrip(d time.Duration) {
 	}
 
 	trip := int64(d)
-	old := c.trip.Load()
+	old := c.trip.Load() // 0 before the first call
 
-	// Replace a mean above 2*trip, because the first call also dials, and is slow.
+	// Move the mean towards trip by an eighth of the difference. But replace a mean above 2*trip by
+	// trip, because that mean is probably the time of the first call, which also dials.
 	if old > 0 && old <= 2*trip {
 		trip = old + (trip-old)/8
 	}

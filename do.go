@@ -82,7 +82,8 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 		return nil, fmt.Errorf("hasp: lock all: %w: no keys", ErrInvalid)
 	}
 
-	// Lock all keys or no key, even if the Locker is a wrapper that panics or ends the goroutine.
+	// Lock all keys or no key. Defer the undo, because the Locker may be a wrapper that panics or
+	// ends the goroutine.
 	all := &Leases{}
 	all.joint = newLeaseContext(ctx, nil, all)
 	returns := false
@@ -97,6 +98,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 		return nil, errors.Join(err, all.undo(ctx))
 	}
 
+	// LockAll cannot fail any more, so the min holds may take effect.
 	for _, lease := range all.leases {
 		lease.countMinHold()
 	}
@@ -172,7 +174,8 @@ func Lead(ctx context.Context, l Locker, key string,
 			return joined(ferr, uerr)
 		}
 
-		// At random, because other processes may have lost their leases at the same moment.
+		// The lease was lost, so compete again. Pause at random, because other processes may have
+		// lost their leases at the same moment.
 		rest(ctx, nil, rand.N(lossPause))
 	}
 }
@@ -195,13 +198,15 @@ func leadOver(ctx context.Context, key string, err error) (bool, error) {
 	return false, err
 }
 
-// misuse returns an error if an argument of Do, DoAll, LockAll or Lead is nil.
+// misuse returns an error if an argument of Do, DoAll, LockAll or Lead is nil. The argument noFunc
+// says that fn is nil.
 func misuse(ctx context.Context, l Locker, noFunc bool) error {
-	c, direct := l.(*Client)
+	c, isClient := l.(*Client)
+	nilClient := isClient && c == nil // such an l is not nil itself
 	switch {
 	case ctx == nil:
 		return errNilContext
-	case l == nil, direct && c == nil:
+	case l == nil, nilClient:
 		return fmt.Errorf("%w: the Locker is nil; check the error of New or Open", ErrInvalid)
 	case noFunc:
 		return fmt.Errorf("%w: fn is nil; pass the function to run under the lock", ErrInvalid)
