@@ -144,6 +144,12 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Ins
 	return h, nil
 }
 
+// mayRenewLocked reports whether the next renewal of h may begin when it is due. It may not if h is
+// not renewed, or if a renewal or an Extend is in flight or waits in a lane.
+func (h *hold) mayRenewLocked() bool {
+	return h.renewal == renews && h.busy == nil && !h.queued
+}
+
 // planLocked sets the time of the next renewal.
 func (h *hold) planLocked(due, now clock.Instant) {
 	h.due = due

@@ -155,8 +155,9 @@ func (ls *Leases) waiting(ctx context.Context) *leaseContext {
 	wait.bounded = joint.bounded
 
 	// Re-entry finds the last lease of ls, or before the first one, the leases around LockAll.
+	n := len(ls.leases)
 	around := leaseContextOf(ctx)
-	switch n := len(ls.leases); {
+	switch {
 	case n > 0:
 		wait.lease = ls.leases[n-1]
 		wait.held = wait.lease

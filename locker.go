@@ -149,9 +149,13 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 // heldBy returns a HeldError that names the holder of key. It returns nil if the key is free or the
 // driver cannot tell, or another error if the store fails. It works even if ctx has ended.
 func (c *Client) heldBy(ctx context.Context, key string) error {
-	if err := c.heldHere(key); err != nil {
-		return err
+	// If this Client holds the key, its line knows the holder.
+	c.mu.Lock()
+	if ln := c.queue.Line(key); ln != nil && ln.Held() {
+		defer c.mu.Unlock()
+		return ln.Refusal()
 	}
+	c.mu.Unlock()
 
 	s, err := inspect(&c.store, context.WithoutCancel(ctx), key, backend.Inspector.Inspect)
 	switch {
@@ -163,16 +167,6 @@ func (c *Client) heldBy(ctx context.Context, key string) error {
 		return &backend.HeldError{Owner: s.Shared[0], RetryAfter: s.TTL, Shared: true}
 	}
 	return &backend.HeldError{Owner: s.Owner, RetryAfter: s.TTL, Kept: s.Kept}
-}
-
-// heldHere returns a HeldError if this Client holds key.
-func (c *Client) heldHere(key string) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.queue.Hold(key) == nil {
-		return nil
-	}
-	return c.queue.Line(key).Refusal()
 }
 
 // Break frees key, whichever caller holds it. If the lease belongs to this Client, it is lost when

@@ -131,7 +131,7 @@ func ParseURL(rawURL string) (Config, error) {
 	}
 
 	for name, vs := range values {
-		if len(vs) > 1 {
+		if len(vs) > 1 { // do not show the name, which may be a part of a password
 			return Config{}, fmt.Errorf("%w: url: a parameter is given %d times",
 				ErrInvalid, len(vs))
 		}
@@ -143,6 +143,7 @@ func ParseURL(rawURL string) (Config, error) {
 	return c, nil
 }
 
+// engineParams are the parameters that every strategy has.
 var engineParams = []string{"ttl", "timeout", "prefix", "owner"}
 
 // options returns a copy of o with the engine's parameters of c, and removes these parameters from
@@ -180,6 +181,7 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 	return v.withDefaults()
 }
 
+// positive returns the value s of the parameter name as a duration, which must be above zero.
 func positive(name, s string) (time.Duration, error) {
 	d, err := clock.ParseDuration(s)
 	if err != nil || d <= 0 {
@@ -202,6 +204,8 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
 	}
+
+	// Open succeeds even if a part of the store does not answer, and reports that part.
 	if part, ok := d.(backend.Degraded); ok {
 		if err := part.Missing(); err != nil {
 			client.observer.call(ctx, Event{Kind: EventDegraded, Err: err})
@@ -249,10 +253,11 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	end := withContextEnd(ctx, nil)
 	switch {
-	case end == nil:
+	case end == nil: // the caller's context has not ended
 		return calls.Plain(err, timeout)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		// Do not report an outage, because the deadline was the caller's.
+		// Do not report an outage, because the deadline was that of ctx. So show the text of err,
+		// but let the error match only the end of ctx.
 		return fmt.Errorf("%w (%v)", end, err)
 	}
 	return &waitError{err, end}
@@ -271,6 +276,7 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 	return c.Open(ctx, o)
 }
 
+// opener is a strategy as Register was called for it.
 type opener struct {
 	open   func(ctx context.Context, c Config) (backend.Driver, error)
 	params []string // names of the parameters that open knows
