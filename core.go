@@ -37,6 +37,7 @@ type core struct {
 	lookers lookers    // the callers that look for a slot
 }
 
+// newCore returns the core of a Client that is not closed.
 func newCore(opts Options, traits backend.Traits) *core {
 	c := &core{
 		opts:    opts,
@@ -77,6 +78,7 @@ func (c *core) spawn(f func()) bool {
 	return c.spawnLocked(f)
 }
 
+// spawnLocked does what spawn does, with mu held.
 func (c *core) spawnLocked(f func()) bool {
 	if c.stopped {
 		return false
@@ -136,10 +138,11 @@ func (c *core) settle(end time.Time, cond func() bool) {
 func poke(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
-	default:
+	default: // a signal is there already
 	}
 }
 
+// isClosed reports whether ch, on which nothing is sent, is closed.
 func isClosed(ch <-chan struct{}) bool {
 	select {
 	case <-ch:

@@ -98,12 +98,12 @@ const (
 var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDeadlineExceeded)
 
 // newHold returns the hold that g grants. The argument start is the time at which the call began,
-// and slept is how long the machine had slept at that time. If the grant's term ended before the
-// answer came, newHold has the reaper release the token, and returns errLate.
+// slept is how long the machine had slept at that time, and now is when the answer came. If the
+// grant's term ended before that, newHold has the reaper release the token, and returns errLate.
 func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Instant,
 	slept int64) (*hold, error) {
 	cl.Handle = g.Handle
-	term := cl.TTL - backend.Drift(cl.TTL)
+	term := cl.TTL - backend.Drift(cl.TTL) // how long a whole term is trusted
 	until := r.grantEnds(cl, g, start, slept)
 	if now >= until {
 		r.reaper.add(cl, reapOnce)

@@ -234,7 +234,7 @@ func (l *Lease) event(kind EventKind, err error) Event {
 // returns errNoneAround.
 func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	h := outer.hold
-	c := h.renewer
+	rn := h.renewer
 	if h.claim.Shared && !r.shared {
 		return nil, fmt.Errorf("%w: the outer lease of the key is shared, "+
 			"and cannot become exclusive; unlock it first", ErrInvalid)
@@ -243,19 +243,19 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 		return nil, fmt.Errorf("%w: the outer lease has no fence; "+
 			"pass WithFence to its Lock as well", ErrInvalid)
 	}
-	if err := checkLongest(c.traits, r.ttl); err != nil {
+	if err := checkLongest(rn.traits, r.ttl); err != nil {
 		// Refuse the term here. Otherwise the store would refuse renewals for it, and both leases
 		// would be lost.
 		return nil, err
 	}
 
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
 	if outer.state.Load() != held {
 		return nil, errNoneAround
 	}
 
-	now := c.clock.Now()
+	now := rn.clock.Now()
 
 	// If the new lease has a longer term, a renewal asks for it immediately. Until the store has
 	// answered, the shorter term counts. If the hold is not renewed, it keeps the shorter term.
@@ -269,7 +269,7 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	l := h.addLeaseLocked(ctx, r, now)
 	l.reentry = true
 	h.resumeRenewalLocked(now) // the new lease's context has not ended
-	c.scheduleLocked(h)
+	rn.scheduleLocked(h)
 	return l, nil
 }
 
@@ -391,6 +391,7 @@ func (l *Lease) endRelease(sent clock.Instant, err error) error {
 		l.state.Store(released)
 		delete(r.resumed, h.claim.Token)
 	case errors.Is(err, ErrLost) && now < h.Deadline():
+		// The term has not ended, so the hold was broken, or the store lost its data.
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	case errors.Is(err, ErrLost):
 		err = l.loseLocked(h.lapseLocked()) // the term has ended during the call
@@ -451,6 +452,7 @@ func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	return newError("extend", l.key, l.extend(ctx, ttl))
 }
 
+// extend does what Extend does. Detach calls it as well.
 func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	if ctx == nil {
 		return errNilContext
@@ -596,6 +598,7 @@ func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
 	return x, nil
 }
 
+// detach does what Detach does, but reports no event.
 func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err error) {
 	h := l.hold
 	r := h.renewer

@@ -44,6 +44,7 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 // waitPool stores values of type wait for reuse. Nothing refers to one after its call has returned.
 var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
+// lock does what Lock and TryLock do. The argument op is "lock" or "trylock".
 func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Lease, error) {
 	w := waitPool.Get().(*wait)
 	defer func() {

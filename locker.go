@@ -269,7 +269,7 @@ func (c *Client) Close() error {
 	// Holders unlock while the reaper cleans up, so one Timeout is enough for both.
 	end := time.Now().Add(c.opts.Timeout)
 	c.settle(end, func() bool { return c.queue.Open == 0 })
-	poke(c.renewer.wake)
+	poke(c.renewer.wake) // the goroutines of both end if nothing is left to do
 	poke(c.reaper.wake)
 	c.settle(end, func() bool {
 		// No call is in flight, and all callers that are left have holds. Set stopped here, with

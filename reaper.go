@@ -253,6 +253,7 @@ func (r *reaper) addLocked(x *reap, kept time.Duration) {
 		return // the token expires
 	}
 
+	// A command that is still on its way may begin the term up to a Timeout later.
 	x.at = r.clock.Awake()
 	x.until = x.at.Add(kept + r.opts.Timeout)
 	if x.failed > 0 { // the caller's own release has just failed

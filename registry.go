@@ -47,7 +47,7 @@ type Params map[string]string
 func (p *Params) UnmarshalJSON(text []byte) error {
 	var values map[string]any
 	d := json.NewDecoder(bytes.NewReader(text))
-	d.UseNumber()
+	d.UseNumber() // keeps the text of a number
 	if err := d.Decode(&values); err != nil {
 		return err
 	}
@@ -224,11 +224,11 @@ func (c Config) Driver(ctx context.Context) (backend.Driver, error) {
 
 // open opens the driver, and returns the Options of a Client over it.
 func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, error) {
-	known, err := lookup(c.Strategy)
+	strategy, err := lookup(c.Strategy)
 	if err != nil {
 		return nil, Options{}, fmt.Errorf("hasp: open: %w", err)
 	}
-	opts, err := c.options(o, known.params)
+	opts, err := c.options(o, strategy.params)
 	if err == nil && ctx == nil {
 		err = errNilContext
 	}
@@ -238,9 +238,9 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 
 	within, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
-	d, err := known.open(within, c)
+	d, err := strategy.open(within, c)
 	if err != nil {
-		if !backend.Definite(err) {
+		if !backend.Definite(err) { // an end of a context may have caused err
 			err = openErr(ctx, err, opts.Timeout)
 		}
 		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, marked(err))

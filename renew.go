@@ -96,7 +96,7 @@ func (r *renewer) run() {
 		now, _ := r.clock.Read()
 		r.mu.Lock()
 		gone := r.serveLocked(now)
-		wakes := now.Add(checkEvery)
+		wakes := now.Add(checkEvery) // at the latest, because only Read notices a suspend
 		if len(r.holds) > 0 {
 			wakes = min(wakes, r.holds[0].next)
 		}
@@ -250,16 +250,19 @@ func (r *renewer) queueLocked(h *hold) {
 // wait, and are sent in larger batches later.
 func (r *renewer) dispatchLocked() {
 	for class := range tryClasses {
-		for ln := &r.well[class]; ln.flights < maxBatches && len(ln.queue) > 0; {
-			r.dispatchBatchLocked(ln)
+		well := &r.well[class]
+		for well.flights < maxBatches && len(well.queue) > 0 {
+			r.dispatchBatchLocked(well)
 		}
-		for ln := &r.suspect[class]; ln.flights < maxSuspect && len(ln.queue) > 0; {
-			r.dispatchBatchLocked(ln)
+		suspect := &r.suspect[class]
+		for suspect.flights < maxSuspect && len(suspect.queue) > 0 {
+			r.dispatchBatchLocked(suspect)
 		}
 	}
 }
 
-// dispatchBatchLocked sends a batch from the queue of a lane.
+// dispatchBatchLocked takes up to batchSize holds from the queue of a lane, and sends those of them
+// that can be renewed in one batch.
 func (r *renewer) dispatchBatchLocked(ln *lane) {
 	// b.holds has the memory of holds, and gets those of them that can be renewed.
 	n := min(len(ln.queue), batchSize)

@@ -74,7 +74,7 @@ func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease,
 	w.end = clock.Never
 
 	l, err = take(ctx)
-	open = false
+	open = false // from here on the event that must follow is reported below
 
 	switch {
 	case err != nil:
@@ -654,7 +654,7 @@ func (w *wait) over(ctx context.Context, err error, sent clock.Instant, last boo
 
 // repeats reports whether a call that makes only one attempt repeats it. The attempt took the time
 // took. The call repeats it if that was a third of Timeout or more, so probably nothing answered,
-// and if another attempt surely fits into Timeout.
+// and if another attempt fits into Timeout, with an eighth of Timeout in reserve.
 func (w *wait) repeats(took time.Duration) bool {
 	c := w.c
 	elapsed := time.Duration(c.clock.Awake() - w.began)
@@ -711,7 +711,7 @@ func (w *wait) outageOf(err error, began clock.Instant) clock.Instant {
 	var dated *backend.UnavailableError
 	switch {
 	case errors.As(err, &dated) && !dated.Since.IsZero():
-		return min(c.clock.At(dated.Since, 0), now)
+		return min(c.clock.At(dated.Since, 0), now) // with 0, At returns a time of Clock.Awake
 	case calls.IsContextError(err):
 		return began
 	}
