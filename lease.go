@@ -330,9 +330,9 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 
 // beginUnlock ends the lease, if it is held or was ended by Close. It returns the state before the
 // call. The state after the call says what is left to do: if it is releasing or unknown, the caller
-// must call the store's release, and Close waits for that call. If it is released, other leases
-// share the hold, or the next caller has got it. If beginUnlock returns an error, Unlock must
-// return that error.
+// must call the store's release, and Close waits for that call. If it is released, nothing is left
+// to do, because other leases share the hold, or the Client keeps it for its next caller. If
+// beginUnlock returns an error, Unlock must return that error.
 func (l *Lease) beginUnlock() (before int32, err error) {
 	h := l.hold
 	r := h.renewer

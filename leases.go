@@ -53,6 +53,8 @@ func (ls *Leases) unlock(ctx context.Context) []error {
 	errs := make([]error, len(ls.leases))
 	atOnce(len(errs), func(i int) bool {
 		errs[i] = ls.leases[i].Unlock(ctx)
+
+		// With any other error, the store may not have answered.
 		return errs[i] == nil || errors.Is(errs[i], ErrLost) || errors.Is(errs[i], ErrReleased)
 	})
 	return errs
@@ -100,8 +102,8 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 	began := time.Now()
 	if c, direct := l.(*Client); direct {
 		// Try all keys together only if there is time to wait after a refusal. Otherwise two such
-		// calls might each have a key that the other one needs, and both would fail.
-		// A store in this process has no round trip that could be saved.
+		// calls might each have a key that the other one needs, and both would fail. Do not try if
+		// the store is in this process, because that saves no round trip.
 		free := c.unused(keys)
 		mayWait := !r.bounded || r.maxWait >= c.answerTime()
 		if len(free) > 1 && c.traits.Reach != backend.Process && mayWait {

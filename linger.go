@@ -47,7 +47,8 @@ func (h *hold) suitsLocked(r *request, now clock.Instant) bool {
 		return false
 	}
 
-	// A hold that may linger is not handed over when Fresh has passed since its grant: see RowOver.
+	// It does not matter when a hold that may linger was confirmed, because RowOver ends its row
+	// when Fresh has passed since its grant.
 	fresh := h.MayLinger || time.Duration(now-h.confirmed) < line.Fresh
 	return fresh && now < h.Deadline()
 }

@@ -170,7 +170,6 @@ func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 		// calls.Call would do the same, but its closures would be on the heap.
 		err = errNoReturn
 		defer func() { // also if the driver or a method of ctx panics
-
 			// If the driver is in this process, the outcome of a call that returns is known.
 			known := r.traits.Reach == backend.Process && err != errNoReturn
 			if err != nil && !known {

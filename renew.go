@@ -200,8 +200,9 @@ func (r *renewer) unscheduleLocked(h *hold) {
 // memory. With 30,000 leases, this wait was a quarter of the cost of a renewal.
 type holdHeap []scheduled
 
+// scheduled is an entry of the heap.
 type scheduled struct {
-	next clock.Instant
+	next clock.Instant // when the renewer must serve the hold
 	hold *hold
 }
 

@@ -140,7 +140,7 @@ func (s *slotSearch) note(ctx context.Context, err error, asked clock.Instant) (
 
 	lasted := time.Duration(c.clock.Awake() - s.outage)
 	if s.outage != 0 && lasted >= c.opts.Timeout {
-		return true, err
+		return true, err // the outage has lasted for Timeout
 	}
 	maxWaitOver := c.clock.Now() >= s.w.end
 	return maxWaitOver, err
@@ -211,16 +211,13 @@ func (s *slotSearch) look(ctx context.Context, first int, end clock.Instant) (
 		// The slot is held. Return the answer with the shortest rest, or the last answer if none
 		// has a rest.
 		left := restOf(answer)
-		if left > 0 && (retry == 0 || left < retry) {
+		if retry == 0 || 0 < left && left < retry {
 			retry = left
-			err = answer
-		}
-		if retry == 0 {
 			err = answer
 		}
 	}
 
-	if outage != nil && (w.once || !answered) {
+	if outage != nil && (w.once || !answered) { // otherwise a Lock asks again
 		return nil, 0, outage
 	}
 	return nil, retry, err

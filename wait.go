@@ -575,8 +575,8 @@ func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, la
 		mayIntend := c.store.driver.Wakes() && cl.WillRetry && !cl.Shared
 		var held *backend.HeldError
 		if mayIntend && errors.As(err, &held) && held.Shared {
-			left := cl // a pointer to cl itself would allocate cl for every attempt
-			w.intent = &left
+			intent := cl // a pointer to cl itself would allocate cl for every attempt
+			w.intent = &intent
 		}
 		return nil, err
 	}
@@ -643,7 +643,8 @@ func (w *wait) over(ctx context.Context, err error, sent clock.Instant, last boo
 		return true, err
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.Now() >= w.end:
 		// There is no time for another call. If the deadline of ctx ends the wait, and not
-		// WithMaxWait, wait until the deadline, so that the error reports it.
+		// WithMaxWait, wait until the deadline, so that the error reports it. Allow for Grace,
+		// because the timer of ctx may be late.
 		if d, ok := ctx.Deadline(); ok && w.c.clock.Time(w.end).After(d) {
 			rest(ctx, w.c.closing.Done(), time.Until(d)+calls.Grace)
 		}

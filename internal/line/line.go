@@ -208,7 +208,8 @@ func (ln *Line) Started(h *Hold, waited time.Duration, sought bool) {
 	p.note(waited)
 	p.found = 0
 
-	// If the hold was refused before, a gap follows its release, however long the hold lasts.
+	// If the caller was refused before it got h, others may want the key, so a gap follows the
+	// release of h, however long h lasts.
 	ln.sought = sought
 
 	// The row begins here even if no caller waits yet, because a caller may come during the hold
