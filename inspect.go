@@ -71,15 +71,15 @@ func listTo(s *store, ctx context.Context, prefix string,
 	// a call of next outlasts within, listTo leaves it behind. When that call has ended, pull stops
 	// the driver's loop.
 	next, stop := iter.Pull2(in.List(within, s.opts.Prefix+prefix, s.opts.Timeout))
-	left := false // a call of next was left behind
+	leftBehind := false // a call of next was left behind
 	defer func() {
-		if !left {
+		if !leftBehind {
 			stop()
 		}
 	}()
 	for {
 		e, err := pull(s, within, next, stop)
-		left = err == calls.ErrLeft
+		leftBehind = err == calls.ErrLeft
 		switch {
 		case err != nil, within.Err() != nil:
 			// The caller's context or Close has ended the list, and pull has no error of another

@@ -120,14 +120,14 @@ func (l *Lease) expire() {
 
 	// The hold may have ended meanwhile, and then its index is -1. Or a renewal may have moved its
 	// deadline, and then endExpiredLocked ends no lease.
-	var gone []*Lease
+	var ended []*Lease
 	r.mu.Lock()
 	if h.index >= 0 {
-		gone = h.endExpiredLocked(now)
+		ended = h.endExpiredLocked(now)
 	}
 	r.mu.Unlock()
 
-	for _, l := range gone {
+	for _, l := range ended {
 		l.endContext(l.loss) // without mu, because this runs users' code
 	}
 }
@@ -325,7 +325,8 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	if mustRelease {
 		err = r.release(ctx, h.claim, h.keep)
 	}
-	return before == held, err // otherwise the lease was closed
+	ends = before == held // otherwise Close has ended the lease, and has reported that
+	return ends, err
 }
 
 // beginUnlock ends the lease, if it is held or was ended by Close. It returns the state before the

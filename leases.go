@@ -196,8 +196,9 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 		for i := range n - 1 {
 			got[i+1].around = got[i] // so that re-entry finds all leases
 		}
-		rest := Leases{leases: slices.DeleteFunc(got[n:], func(l *Lease) bool { return l == nil })}
-		_ = rest.Unlock(ctx) // if the Unlock fails, the Client repeats it
+		after := slices.DeleteFunc(got[n:], func(l *Lease) bool { return l == nil })
+		others := Leases{leases: after}
+		_ = others.Unlock(ctx) // if the Unlock fails, the Client repeats it
 		hung = errs[n]
 	}()
 

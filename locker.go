@@ -208,20 +208,20 @@ func (c *Client) broke(key string, began clock.Instant, err error) {
 			broken = append(broken, s.hold)
 		}
 	}
-	var gone []*Lease
+	var ended []*Lease
 	for _, h := range broken {
 		switch {
 		case h.lingers != 0:
 			h.endLingerLocked(nil)
 		case err == nil && h.Granted <= began:
-			gone = append(gone, h.revokedLocked()...)
+			ended = append(ended, h.revokedLocked()...)
 		default:
 			h.suspectLocked(now)
 		}
 	}
 	c.mu.Unlock()
 
-	for _, l := range gone {
+	for _, l := range ended {
 		l.endContext(l.loss) // without mu, because this runs users' code
 	}
 }

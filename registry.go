@@ -153,7 +153,7 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 		v = *o
 	}
 
-	rest := map[string]string{} // a new map, because c.Params belongs to the caller
+	others := map[string]string{} // a new map, because c.Params belongs to the caller
 	for _, name := range slices.Sorted(maps.Keys(c.Params)) {
 		switch s := c.Params[name]; name {
 		case "ttl":
@@ -166,18 +166,18 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 			v.Owner = s
 		default:
 			if !slices.Contains(known, name) {
-				all := slices.Sorted(slices.Values(slices.Concat(engineParams, known)))
+				names := slices.Sorted(slices.Values(slices.Concat(engineParams, known)))
 				return v, fmt.Errorf("%w: unknown parameter %q (%s knows %s)",
-					ErrInvalid, name, c.Strategy, strings.Join(all, ", "))
+					ErrInvalid, name, c.Strategy, strings.Join(names, ", "))
 			}
-			rest[name] = s
+			others[name] = s
 		}
 		if err != nil {
 			return v, err
 		}
 	}
 
-	c.Params = rest
+	c.Params = others
 	return v.withDefaults()
 }
 

@@ -95,7 +95,7 @@ func (r *renewer) run() {
 	for {
 		now, _ := r.clock.Read()
 		r.mu.Lock()
-		gone := r.serveLocked(now)
+		ended := r.serveLocked(now)
 		wakes := now.Add(checkEvery) // at the latest, because only Read notices a suspend
 		if len(r.holds) > 0 {
 			wakes = min(wakes, r.holds[0].next)
@@ -106,7 +106,7 @@ func (r *renewer) run() {
 		r.wakesAt = wakes
 		r.mu.Unlock()
 
-		for _, l := range gone {
+		for _, l := range ended {
 			l.endContext(l.loss) // without mu, because this runs users' code
 		}
 		if over {
@@ -124,7 +124,7 @@ func (r *renewer) run() {
 
 // serveLocked ends the leases whose time has passed, and begins the renewals that are due. It
 // returns the leases that it has ended.
-func (r *renewer) serveLocked(now clock.Instant) (gone []*Lease) {
+func (r *renewer) serveLocked(now clock.Instant) (ended []*Lease) {
 	anyDue := false
 	for len(r.holds) > 0 {
 		h := r.holds[0].hold
@@ -132,7 +132,7 @@ func (r *renewer) serveLocked(now clock.Instant) (gone []*Lease) {
 		if r.holds[0].next > now && !isDue {
 			break // nothing is due yet
 		}
-		gone = append(gone, h.endExpiredLocked(now)...)
+		ended = append(ended, h.endExpiredLocked(now)...)
 		if h.index < 0 {
 			continue // the hold has ended, and is not in the heap any more
 		}
@@ -147,7 +147,7 @@ func (r *renewer) serveLocked(now clock.Instant) (gone []*Lease) {
 	if anyDue {
 		r.dispatchLocked()
 	}
-	return gone
+	return ended
 }
 
 // scheduleLocked puts h into the heap, or moves it if its time has changed.
@@ -321,12 +321,13 @@ func (b *batch) run() {
 
 // prepare creates the claims. It drops holds that have ended or must not be renewed any more.
 func (b *batch) prepare() {
+	// Between the two times at which mu is held, leases may join the holds, or end.
 	r := b.r
-	all := b.holds
-	leases := make([][]*Lease, len(all))
-	joined := make([]int32, len(all))
+	holds := b.holds
+	leases := make([][]*Lease, len(holds))
+	joined := make([]int32, len(holds))
 	r.mu.Lock()
-	for i, h := range all {
+	for i, h := range holds {
 		leases[i] = slices.Clone(h.leases)
 		joined[i] = h.joined
 	}
@@ -334,17 +335,17 @@ func (b *batch) prepare() {
 
 	// A hold is wanted if a context of its Locks has not ended. Ask the contexts without mu,
 	// because the context of a lease locks mu.
-	wanted := make([]bool, len(all))
-	for i := range all {
+	wanted := make([]bool, len(holds))
+	for i := range holds {
 		wanted[i] = slices.ContainsFunc(leases[i], func(l *Lease) bool { return !l.abandoned() })
 	}
 	now, _ := r.clock.Read()
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b.holds = all[:0]
-	b.claims = make([]backend.Claim, 0, len(all))
-	for i, h := range all {
+	b.holds = holds[:0] // keeps the holds that are renewed, in the same memory
+	b.claims = make([]backend.Claim, 0, len(holds))
+	for i, h := range holds {
 		// If a lease has joined since the leases were read, the hold counts as wanted.
 		cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i])
 		if ok {
@@ -395,8 +396,8 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	// The driver may answer on any goroutine, twice, or after send has given up. The first answer
 	// sets holds[i] to nil.
 	b.r.mu.Lock()
-	known := i >= 0 && i < len(b.holds)
-	if b.over || !known || b.holds[i] == nil {
+	inRange := i >= 0 && i < len(b.holds)
+	if b.over || !inRange || b.holds[i] == nil {
 		b.r.mu.Unlock()
 		return // too late, or not the first answer
 	}
@@ -417,7 +418,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	r.mu.Lock()
 	h.callEndedLocked()
 
-	var gone []*Lease // lost leases, whose contexts must end without mu
+	var ended []*Lease // lost leases, whose contexts must end without mu
 	until := r.grantEnds(b.claims[i], g, b.sent, b.slept)
 	if err == nil && until <= now {
 		err = errLate // the renewed term has ended already, so the renewal has failed
@@ -439,7 +440,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		r.observer.reportStillHeldLocked(h.leases[0], now)
 	case errors.Is(err, ErrLost):
 		h.Failed = 0
-		gone = h.revokedLocked()
+		ended = h.revokedLocked()
 	default:
 		h.Failed++
 		h.failure = err
@@ -451,7 +452,7 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	}
 	r.mu.Unlock()
 
-	for _, l := range gone {
+	for _, l := range ended {
 		l.endContext(l.loss) // without mu, because this runs users' code
 	}
 }

@@ -763,13 +763,14 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	switch {
 	case outage:
-		// In an outage, no sleep is shorter than least, so that calls that fail immediately do not
-		// keep a processor busy. Shorten a long Backoff to the time that is left for retries.
-		least := line.Jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
+		// In an outage, no sleep is below the duration shortest, so that calls that fail
+		// immediately do not keep a processor busy. Shorten a long Backoff to the time that is left
+		// for retries.
+		shortest := line.Jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
 		left := c.opts.Timeout - w.line.Outage(w.began)
 		c.mu.Unlock()
-		d = max(min(d, left), least)
+		d = max(min(d, left), shortest)
 	case listens:
 		// At random, so that callers that began together do not always ask together.
 		d = listenPoll - rand.N(listenPoll/8)

@@ -35,8 +35,9 @@ type Caller struct {
 }
 
 // Call runs f, which makes one call to the store and receives the values of ctx. It returns when f
-// returns, when the duration bound has passed, or when ctx ends. If the function late is not nil,
-// Call also returns when Closing ends. If Call returns before f, late receives the outcome of f.
+// returns, when the duration bound has passed, or when ctx ends. If Call returns before f, the
+// function late receives the outcome of f, unless late is nil. If late is not nil, Call also
+// returns when Closing ends.
 //
 // The Traits decide how f runs. If Reach is Process, the function Direct runs f to its end. If the
 // driver's calls end with their context (see Cancellation), Direct runs f with a context that ends
@@ -112,6 +113,7 @@ func Direct[T any](c *Caller, ctx, quit context.Context, bound time.Duration,
 		err = NoAnswer(bound) // the driver's error says no more than that
 	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
 		// The end of within has probably caused err, but err does not say that the time ran out.
+		// If quit has ended within, the engine reports ErrClosed instead of this error.
 		err = fmt.Errorf("%v: %w", err, NoAnswer(bound))
 	default:
 		err = Plain(err, bound) // the driver's own error
