@@ -16,13 +16,13 @@ type leaseContext struct {
 	held  holder // the Lease or the Leases with which the context ends; nil if there is none
 
 	cancelOnly context.CancelCauseFunc // ends Context alone; see cancel
-	parent     context.Context         // LockAll's context, if LockAll waits with this; or nil
+	parent     context.Context         // LockAll's context, if this is one it waits with; else nil
 
 	// joint is the context of the Leases that the lease belongs to, or nil.
 	joint atomic.Pointer[leaseContext]
 
-	// The deadline of Lock's context is read only once. Otherwise each call of Deadline would climb
-	// the whole chain of the contexts of nested leases.
+	// The deadline of Lock's context, and whether it has one. They are read only once. Otherwise
+	// each call of Deadline would climb the whole chain of the contexts of nested leases.
 	deadline time.Time
 	bounded  bool
 }
@@ -30,6 +30,7 @@ type leaseContext struct {
 // holder is a Lease or Leases. Err returns nil while it is held.
 type holder interface{ Err() error }
 
+// newLeaseContext returns a child of parent that ends with held. Its innermost lease is l.
 func newLeaseContext(parent context.Context, l *Lease, held holder) *leaseContext {
 	x := &leaseContext{lease: l, held: held}
 	x.Context, x.cancelOnly = context.WithCancelCause(parent)
@@ -100,11 +101,14 @@ func Held(ctx context.Context, key string) bool {
 	if x == nil {
 		return false
 	}
-	l := x.lease
-	for l != nil && (l.key != key || l.Err() != nil) {
-		l = l.around
+
+	// Go from the innermost lease to the outermost one.
+	for l := x.lease; l != nil; l = l.around {
+		if l.key == key && l.Err() == nil {
+			return true
+		}
 	}
-	return l != nil
+	return false
 }
 
 // LeasesOf returns the lease of the innermost Lock that ctx is derived from. If ctx is derived from
@@ -116,7 +120,7 @@ func LeasesOf(ctx context.Context) []*Lease {
 	if x == nil || x.lease == nil {
 		return nil
 	}
-	if all, ok := x.held.(*Leases); ok {
+	if all, ok := x.held.(*Leases); ok { // x is the context of Leases
 		return all.All()
 	}
 	return []*Lease{x.lease}

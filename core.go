@@ -37,6 +37,7 @@ type core struct {
 	lookers lookers    // the callers that look for a slot
 }
 
+// newCore returns the core of a Client that is not closed.
 func newCore(opts Options, traits backend.Traits) *core {
 	c := &core{
 		opts:    opts,
@@ -62,6 +63,7 @@ func (c *core) enter() error {
 	return nil
 }
 
+// leave ends a call that enter, or other code with mu held, has counted.
 func (c *core) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,6 +78,7 @@ func (c *core) spawn(f func()) bool {
 	return c.spawnLocked(f)
 }
 
+// spawnLocked does what spawn does, with mu held.
 func (c *core) spawnLocked(f func()) bool {
 	if c.stopped {
 		return false
@@ -96,9 +99,10 @@ func (c *core) noteTrip(d time.Duration) {
 	}
 
 	trip := int64(d)
-	old := c.trip.Load()
+	old := c.trip.Load() // 0 before the first call
 
-	// Replace a mean above 2*trip, because the first call also dials, and is slow.
+	// Move the mean towards trip by an eighth of the difference. But replace a mean above 2*trip by
+	// trip, because that mean is probably the time of the first call, which also dials.
 	if old > 0 && old <= 2*trip {
 		trip = old + (trip-old)/8
 	}
@@ -134,10 +138,11 @@ func (c *core) settle(end time.Time, cond func() bool) {
 func poke(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
-	default:
+	default: // a signal is there already
 	}
 }
 
+// isClosed reports whether ch, on which nothing is sent, is closed.
 func isClosed(ch <-chan struct{}) bool {
 	select {
 	case <-ch:

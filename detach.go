@@ -87,7 +87,7 @@ func (c *Client) resume(ctx context.Context, w *wait, x Handle) (l *Lease, err e
 		return nil, err
 	}
 	defer func() {
-		if l == nil {
+		if l == nil { // Resume fails or panics, and may be called again
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			delete(c.renewer.resumed, x.Token)
@@ -106,7 +106,10 @@ func (c *Client) resume(ctx context.Context, w *wait, x Handle) (l *Lease, err e
 	if err := r.bound(x.MaxHold); err != nil {
 		return nil, err
 	}
-	h.kept = max(h.kept, now.Add(time.Until(x.Until))) // Detach may have asked for a longer term
+
+	// The store may keep the hold for longer than the renewed term, because Detach may have asked
+	// for a longer one.
+	h.kept = max(h.kept, now.Add(time.Until(x.Until)))
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,7 +120,7 @@ func (c *Client) resume(ctx context.Context, w *wait, x Handle) (l *Lease, err e
 	// The hold has a line of its own, as a shared hold has, so the hold is never handed over.
 	// Callers of this Client that want the key ask the store.
 	ln := c.queue.Alone(r.key, r.shared)
-	l = h.startLocked(ctx, r, ln, 0, false)
+	l = h.startLocked(ctx, r, ln, 0, false) // 0 and false, because nobody waited for the hold
 	if left := time.Until(x.MinHold); left > 0 {
 		h.keep = now.Add(left)
 	}
@@ -131,8 +134,8 @@ func (c *Client) renewHandle(ctx context.Context, cl backend.Claim, fence uint64
 	*hold, clock.Instant, error) {
 	start, slept := c.clock.Read()
 	renew := func(ctx context.Context) (g backend.Grant, err error) {
-		// This error remains if Renew returns without a call of done. Such a call cannot come
-		// later.
+		// This error remains if Renew returns without having called done. After Renew has returned,
+		// the driver does not call done any more.
 		err = calls.NoAnswer(c.opts.Timeout)
 		done := func(_ int, got backend.Grant, e error) {
 			g = got
@@ -150,9 +153,10 @@ func (c *Client) renewHandle(ctx context.Context, cl backend.Claim, fence uint64
 	case err != nil:
 		return nil, 0, err
 	case now >= c.store.grantEnds(cl, g, start, slept):
-		return nil, 0, errLate // do not call newHold, which would release the token
+		// Do not call newHold, which would release the token.
+		return nil, 0, errLate
 	}
-	g.Fence = fence
+	g.Fence = fence // a renewal need not repeat the fence
 	h, err := newHold(&c.renewer, cl, g, start, now, slept)
 	return h, now, err
 }

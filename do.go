@@ -34,8 +34,8 @@ func Do(ctx context.Context, l Locker, key string,
 	if err != nil {
 		return err
 	}
-	all := Leases{leases: []*Lease{lease}}
-	return joined(all.do(ctx, func() error { return fn(lease.Context(), lease) }))
+	leases := Leases{leases: []*Lease{lease}}
+	return joined(leases.do(ctx, func() error { return fn(lease.Context(), lease) }))
 }
 
 // DoAll is [Do] for several keys, which it locks as [LockAll] does. With WithMaxWait(0), DoAll does
@@ -46,11 +46,11 @@ func DoAll(ctx context.Context, l Locker, keys []string,
 	if err := misuse(ctx, l, fn == nil); err != nil {
 		return fmt.Errorf("hasp: do all: %w", err)
 	}
-	all, err := LockAll(ctx, l, keys, opts...)
+	leases, err := LockAll(ctx, l, keys, opts...)
 	if err != nil {
 		return err
 	}
-	return joined(all.do(ctx, func() error { return fn(all.Context(), all) }))
+	return joined(leases.do(ctx, func() error { return fn(leases.Context(), leases) }))
 }
 
 // LockAll locks either all keys that are given or no key. A key that is given twice is locked only
@@ -82,25 +82,27 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 		return nil, fmt.Errorf("hasp: lock all: %w: no keys", ErrInvalid)
 	}
 
-	// Lock all keys or no key, even if the Locker is a wrapper that panics or ends the goroutine.
-	all := &Leases{}
-	all.joint = newLeaseContext(ctx, nil, all)
+	// Lock all keys or no key. Defer the undo, because the Locker may be a wrapper that panics or
+	// ends the goroutine.
+	leases := &Leases{}
+	leases.joint = newLeaseContext(ctx, nil, leases)
 	returns := false
 	defer func() {
 		if !returns {
-			_ = all.undo(ctx)
+			_ = leases.undo(ctx)
 		}
 	}()
-	err := all.lock(ctx, l, keys, opts)
+	err := leases.lock(ctx, l, keys, opts)
 	returns = true
 	if err != nil {
-		return nil, errors.Join(err, all.undo(ctx))
+		return nil, errors.Join(err, leases.undo(ctx))
 	}
 
-	for _, lease := range all.leases {
+	// LockAll cannot fail any more, so the min holds may take effect.
+	for _, lease := range leases.leases {
 		lease.countMinHold()
 	}
-	return all, nil
+	return leases, nil
 }
 
 // Bounds of the pauses after which Lead competes again.
@@ -166,13 +168,14 @@ func Lead(ctx context.Context, l Locker, key string,
 		}
 
 		refused = 0
-		all := Leases{leases: []*Lease{lease}}
-		ferr, uerr := all.do(ctx, func() error { return fn(lease.Context(), lease) })
+		leases := Leases{leases: []*Lease{lease}}
+		ferr, uerr := leases.do(ctx, func() error { return fn(lease.Context(), lease) })
 		if !errors.Is(uerr, ErrLost) || ctx.Err() != nil {
 			return joined(ferr, uerr)
 		}
 
-		// At random, because other processes may have lost their leases at the same moment.
+		// The lease was lost, so compete again. Pause at random, because other processes may have
+		// lost their leases at the same moment.
 		rest(ctx, nil, rand.N(lossPause))
 	}
 }
@@ -195,13 +198,15 @@ func leadOver(ctx context.Context, key string, err error) (bool, error) {
 	return false, err
 }
 
-// misuse returns an error if an argument of Do, DoAll, LockAll or Lead is nil.
+// misuse returns an error if an argument of Do, DoAll, LockAll or Lead is nil. The argument noFunc
+// says that fn is nil.
 func misuse(ctx context.Context, l Locker, noFunc bool) error {
-	c, direct := l.(*Client)
+	c, isClient := l.(*Client)
+	nilClient := isClient && c == nil // such an l is not nil itself
 	switch {
 	case ctx == nil:
 		return errNilContext
-	case l == nil, direct && c == nil:
+	case l == nil, nilClient:
 		return fmt.Errorf("%w: the Locker is nil; check the error of New or Open", ErrInvalid)
 	case noFunc:
 		return fmt.Errorf("%w: fn is nil; pass the function to run under the lock", ErrInvalid)

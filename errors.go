@@ -100,9 +100,11 @@ var lossTexts = map[string]string{
 // Error says why the lease was lost.
 func (e *LostError) Error() string {
 	why := cmp.Or(lossTexts[e.Reason], e.Reason)
-	if e.Err == errNoHold {
+	switch {
+	case e.Err == errNoHold:
+		// The error of a Resume, which has more possible reasons than the text of LostRevoked says.
 		why = errNoHold.Error()
-	} else if e.Err != nil {
+	case e.Err != nil:
 		why += " (" + e.Err.Error() + ")"
 	}
 	return ErrLost.Error() + ": " + why
@@ -143,9 +145,10 @@ func newError(op, key string, err error) error {
 // marked returns err, wrapped if need be, so that it matches ErrUnavailable if and only if err is
 // an outage. All errors of calls pass through marked, so drivers need not mark outages.
 func marked(err error) error {
-	switch outage := isOutage(err); {
+	outage := isOutage(err)
+	switch {
 	case outage == errors.Is(err, ErrUnavailable):
-		return err
+		return err // needs no wrapper
 	case outage:
 		return &backend.UnavailableError{Err: err}
 	}
@@ -185,13 +188,14 @@ func withContextEnd(ctx context.Context, err error) error {
 	if end == nil {
 		d, ok := ctx.Deadline()
 		if !ok || time.Now().Before(d) {
-			return err
+			return err // ctx has not ended
 		}
 		end = context.DeadlineExceeded // the deadline has passed, and ctx's timer is late
 		cause = end
 	}
 
-	// Use errors.Is, because the error of a context may be of any type.
+	// Let cause match both the error and the cause of ctx. They differ if the caller gave ctx a
+	// cause of its own. Use errors.Is, because the error of a context may be of any type.
 	if !errors.Is(cause, end) {
 		cause = &waitError{end, cause}
 	}
@@ -208,15 +212,19 @@ func withContextEnd(ctx context.Context, err error) error {
 // not answer.
 func isOutage(err error) bool {
 	switch {
-	case err == nil, backend.Definite(err), errors.Is(err, ErrReleased), errors.Is(err, ErrClosed):
+	case err == nil, backend.Definite(err):
+		return false
+	case errors.Is(err, ErrReleased), errors.Is(err, ErrClosed):
 		return false
 	}
 
-	// If a context ended the wait, the error from before the end of the context decides. An outage
-	// never matches the error of a context, because calls.Plain has wrapped it.
+	// If a context ended the wait, the error from before the end of the context decides.
 	if w, ok := err.(*waitError); ok {
 		err = w.err
 	}
+
+	// Any other error is an outage, unless a context of the caller has ended the call. An outage
+	// never matches the error of a context, because calls.Plain has wrapped it.
 	return !calls.IsContextError(err)
 }
 
@@ -225,7 +233,7 @@ func isOutage(err error) bool {
 func joined(err, unlock error) error {
 	switch {
 	case err == nil || unlock == nil:
-		return cmp.Or(err, unlock)
+		return cmp.Or(err, unlock) // the one that is not nil, if any
 	case errors.Is(unlock, ErrLost):
 		return errors.Join(unlock, err)
 	}

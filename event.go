@@ -92,13 +92,15 @@ type Event struct {
 	Failures int
 }
 
-// LogEvents returns an [Options.Observe] that writes to l. A lost lease has the level Error. These
-// have Warn: the first failure of a row of failed renewals, a Lock refused with ErrUnavailable,
-// EventDegraded, and EventStillWaiting, or Info if Lead waits. EventRenewed, which ends such a row,
-// and EventStillHeld, which finds a forgotten Unlock, have Info. All other events have Debug, which
-// slog does not show by default. A message is, for example, "hasp: acquired", with the attributes
-// key, id, op, wait, hold, failures, fence and err, as far as the event has them. If l is nil,
-// LogEvents calls slog.Default at each event.
+// LogEvents returns an [Options.Observe] that writes to l. If l is nil, it writes to slog.Default.
+// A message is, for example, "hasp: acquired", with the attributes key, id, op, wait, hold,
+// failures, fence and err, as far as the event has them. The levels are
+//   - Error for a lost lease, but not if Close has ended the lease;
+//   - Warn for the first of several failed renewals in a row, for a call that is refused with
+//     ErrUnavailable, for EventDegraded, and for EventStillWaiting of Lock;
+//   - Info for EventRenewed, for EventStillHeld, and for EventStillWaiting of Lead, which may wait
+//     for long;
+//   - Debug, which slog does not show by default, for all other events.
 func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) {
 		to := l
@@ -133,6 +135,7 @@ func LogEvents(l *slog.Logger) func(context.Context, Event) {
 	}
 }
 
+// level returns the level that LogEvents documents.
 func (e Event) level() slog.Level {
 	switch {
 	case e.Kind == EventLost && errors.Is(e.Err, ErrLost):
@@ -149,8 +152,8 @@ func (e Event) level() slog.Level {
 	return slog.LevelDebug
 }
 
-// maxUnobserved is how many events may wait for Observe. If more events wait, events of failed
-// renewals are dropped, because such events repeat.
+// maxUnobserved is how many events may wait for Observe. If more events wait, events of renewals
+// are dropped, because failures of renewals repeat.
 const maxUnobserved = 4096
 
 var lastEventID atomic.Uint64
@@ -172,32 +175,34 @@ type unobserved struct {
 	e   Event
 }
 
+// call calls Observe, if there is one. The caller must not hold mu.
 func (o *observer) call(ctx context.Context, e Event) {
-	if o.opts.Observe != nil {
-		e.Owner = o.opts.Owner
-		if _, ok := e.Err.(*Error); !ok { // an *Error is what Lock returns, and is marked already
-			e.Err = marked(e.Err)
-		}
-		o.opts.Observe(ctx, e)
+	if o.opts.Observe == nil {
+		return
 	}
+	e.Owner = o.opts.Owner
+	if _, isMarked := e.Err.(*Error); !isMarked { // newError has marked the Err of an *Error
+		e.Err = marked(e.Err)
+	}
+	o.opts.Observe(ctx, e)
 }
 
 // acquired reports that a caller got l. The argument waited is the length of the wait, and tries is
-// the number of calls to the store. If the lease has ended already, acquired also reports that.
+// the number of calls to the store. If the lease was lost meanwhile, acquired also reports that.
 func (o *observer) acquired(ctx context.Context, l *Lease, waited time.Duration, tries int) {
 	e := l.event(EventAcquired, nil)
 	e.Wait = waited
 	e.Tries = tries
 	o.call(ctx, e)
 
-	// The lease may have ended while Observe ran.
+	// If the lease was lost before reported was set, its EventLost waits in unseen.
 	o.mu.Lock()
 	l.reported = true
 	end := l.unseen
 	l.unseen = nil
-	now := end != nil && o.lostLocked(l, *end)
+	callNow := end != nil && o.lostLocked(l, *end)
 	o.mu.Unlock()
-	if now {
+	if callNow {
 		o.call(context.WithoutCancel(l.parent), *end)
 	}
 }
@@ -216,12 +221,13 @@ func (o *observer) detached(ctx context.Context, l *Lease) {
 	o.call(ctx, o.lasted(l, EventDetached, nil))
 }
 
+// lost reports that l was lost, with the reason err. If Close has ended l, err is ErrClosed.
 func (o *observer) lost(l *Lease, err error) {
 	e := o.lasted(l, EventLost, err)
 	o.mu.Lock()
-	now := o.lostLocked(l, e)
+	callNow := o.lostLocked(l, e)
 	o.mu.Unlock()
-	if now {
+	if callNow {
 		o.call(context.WithoutCancel(l.parent), e)
 	}
 }
@@ -233,10 +239,11 @@ func (o *observer) lasted(l *Lease, kind EventKind, err error) Event {
 	return e
 }
 
-// lostLocked queues e, the EventLost of l, or stores e in l until EventAcquired was reported. If
-// Close has stopped waiting, no goroutine may start. In that case, lostLocked returns true, and the
-// caller must report e after it has released mu.
-func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
+// lostLocked queues e, the EventLost of l. If EventAcquired was not reported yet, it stores e in l
+// instead, and the method acquired reports e. If Close has stopped waiting, no goroutine may start
+// that could serve the queue. In that case, lostLocked returns true, and the caller must report e
+// itself after it has released mu.
+func (o *observer) lostLocked(l *Lease, e Event) (callNow bool) {
 	switch {
 	case !l.reported:
 		l.unseen = &e
@@ -248,15 +255,15 @@ func (o *observer) lostLocked(l *Lease, e Event) (now bool) {
 	return false
 }
 
-// renewalLocked queues an event of the renewals of h: EventRenewFailed, or EventRenewed after
-// failures.
+// renewalLocked queues an event of the renewals of h, which has not ended: EventRenewFailed, or
+// EventRenewed after failures. If the queue is full, it drops the event.
 func (o *observer) renewalLocked(h *hold, kind EventKind, err error) {
-	if o.opts.Observe == nil || len(h.leases) == 0 || len(o.queue) >= maxUnobserved {
+	if o.opts.Observe == nil || len(o.queue) >= maxUnobserved {
 		return
 	}
 
-	// Report only the outermost lease, and not those that have re-entered. If its EventAcquired was
-	// not reported yet, drop the event, because the next renewal that fails creates another event.
+	// Report only the outermost lease, and not those that have re-entered. Before its
+	// EventAcquired, drop the event. The next renewal that fails creates another one.
 	if l := h.leases[0]; l.reported {
 		e := l.event(kind, err)
 		e.Failures = int(h.Failed)
@@ -267,15 +274,15 @@ func (o *observer) renewalLocked(h *hold, kind EventKind, err error) {
 // overdueTerms is the number of terms after which EventStillHeld reports a lease.
 const overdueTerms = 10
 
-// reportStillHeldLocked queues EventStillHeld, once, if l has been held for long and its caller
-// must unlock it. l is the outermost lease of its hold.
+// reportStillHeldLocked queues EventStillHeld, once, if l has been held for long. It does not for a
+// lease of Do, DoAll or Lead, which never forget to unlock. l is the outermost lease of its hold.
 func (o *observer) reportStillHeldLocked(l *Lease, now clock.Instant) {
 	if o.opts.Observe == nil || !l.reported {
 		return
 	}
 	overdue := max(overdueTerms*l.hold.claim.TTL, time.Minute)
 	if l.stillHeld || l.untilUnlock || time.Duration(now-l.since) < overdue {
-		return
+		return // reported already, or a lease of Do, DoAll or Lead, or not held for long
 	}
 
 	l.stillHeld = true
@@ -291,6 +298,7 @@ func (o *observer) queueEventLocked(ctx context.Context, e Event) {
 	}
 }
 
+// run reports the events in the queue, until the queue is empty.
 func (o *observer) run() {
 	for {
 		o.mu.Lock()

@@ -98,12 +98,12 @@ const (
 var errLate = fmt.Errorf("the grant came after its term had ended: %w", os.ErrDeadlineExceeded)
 
 // newHold returns the hold that g grants. The argument start is the time at which the call began,
-// and slept is how long the machine had slept at that time. If the grant's term ended before the
-// answer came, newHold has the reaper release the token, and returns errLate.
+// slept is how long the machine had slept at that time, and now is when the answer came. If the
+// grant's term ended before that, newHold has the reaper release the token, and returns errLate.
 func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Instant,
 	slept int64) (*hold, error) {
 	cl.Handle = g.Handle
-	term := cl.TTL - backend.Drift(cl.TTL)
+	term := cl.TTL - backend.Drift(cl.TTL) // how long a whole term is trusted
 	until := r.grantEnds(cl, g, start, slept)
 	if now >= until {
 		r.reaper.add(cl, reapOnce)
@@ -123,14 +123,15 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Ins
 	h.Granted = now
 	h.claim.Unheard = &h.Unheard
 
-	// The hold was confirmed when its term began, which may be long after a Waiter's call began. If
-	// a Waiter has granted less than a whole term, the start of the term is not known. In that
-	// case, the time until the renewal counts from now. If the driver is also Ordered, it handed
-	// the key over by a message, so the hold was confirmed now.
+	// If the whole term was granted, it began at the instant began, and the store confirmed the
+	// hold then. That may be long after the call began, because a Waiter waits.
 	began := until.Add(-term)
 	since := min(max(start, began), now)
 	h.confirmed = since
 	if began < start {
+		// The term is shorter, so its start is not known. Count the time until the renewal from
+		// now. If the driver is Ordered, it has just handed the key over by a message, so the hold
+		// was confirmed now.
 		since = now
 		if r.traits.Ordered {
 			h.confirmed = now
@@ -141,6 +142,12 @@ func newHold(r *renewer, cl backend.Claim, g backend.Grant, start, now clock.Ins
 	h.planLocked(renewalTime(since, time.Duration(until-since)), now)
 	h.Trust(until)
 	return h, nil
+}
+
+// mayRenewLocked reports whether the next renewal of h may begin when it is due. It may not if h is
+// not renewed, or if a renewal or an Extend is in flight or waits in a lane.
+func (h *hold) mayRenewLocked() bool {
+	return h.renewal == renews && h.busy == nil && !h.queued
 }
 
 // planLocked sets the time of the next renewal.
@@ -167,17 +174,18 @@ func (h *hold) startLocked(ctx context.Context, r *request, ln *line.Line, waite
 		h.limit = l.maxHold
 	}
 
-	if h.asked <= ln.Broken {
+	if h.asked <= ln.Broken { // a Break that returned after the call began may have broken h
 		h.suspectLocked(h.Granted)
 	}
 	h.renewer.scheduleLocked(h)
 	return l
 }
 
+// addLeaseLocked adds a lease to h, for the request r with the context ctx, and returns the lease.
 func (h *hold) addLeaseLocked(ctx context.Context, r *request, now clock.Instant) *Lease {
 	// The hold has room for its first lease. Later ones are allocated.
 	l := &h.first
-	if l.hold != nil {
+	if l.hold != nil { // the first lease exists already
 		l = new(Lease)
 	}
 	l.hold = h
@@ -189,6 +197,7 @@ func (h *hold) addLeaseLocked(ctx context.Context, r *request, now clock.Instant
 	l.around = r.around
 	l.parent = ctx
 	if r.parent != nil {
+		// LockAll waits with a ctx that ends with its other leases, and this lease must not.
 		l.parent = r.parent
 	}
 
@@ -238,8 +247,9 @@ func renewalTime(since clock.Instant, term time.Duration) clock.Instant {
 	return since.Add(third - rand.N(third/10+1))
 }
 
-// renewalLocked returns the claim of the next renewal, or false if h must not be renewed. The
-// argument wanted is true if at least one context of its Locks has not ended.
+// renewalLocked returns the claim of the next renewal, or false if h must not be renewed now. If h
+// has not ended, false also means that its renewals are paused. The argument wanted is true if at
+// least one context of its Locks has not ended.
 func (h *hold) renewalLocked(now clock.Instant, wanted bool) (backend.Claim, bool) {
 	cl := h.claim
 	if h.index < 0 {
@@ -251,11 +261,11 @@ func (h *hold) renewalLocked(now clock.Instant, wanted bool) (backend.Claim, boo
 	switch {
 	case wanted, slices.ContainsFunc(h.leases, func(l *Lease) bool { return l.untilUnlock }):
 		h.orphaned = 0
-	case h.orphaned == 0:
+	case h.orphaned == 0: // the first renewal after the end of the contexts still takes place
 		h.orphaned = now
 	case time.Duration(now-h.orphaned) > cl.TTL*(renewalsPerT-1)/renewalsPerT:
-		// A renewal notices the end of the contexts after TTL/3 at most, and renewals go on for two
-		// thirds of TTL more. So the last renewal comes within a term after that end.
+		// Lock promises at most one more term of renewals. A renewal notices the end of the
+		// contexts after TTL/3 at most, and renewals go on for two thirds of TTL more.
 		h.renewal = paused
 		return cl, false
 	}
@@ -266,7 +276,7 @@ func (h *hold) renewalLocked(now clock.Instant, wanted bool) (backend.Claim, boo
 		return cl, false
 	}
 	if left := time.Duration(h.limit - now); left < cl.TTL {
-		cl.TTL = min(cl.TTL, termFor(left))
+		cl.TTL = min(cl.TTL, termFor(left)) // a term that ends just after the limit
 	}
 	return cl, true
 }
@@ -277,7 +287,8 @@ func (h *hold) renewalLocked(now clock.Instant, wanted bool) (backend.Claim, boo
 // tight loop against a store that immediately refuses connections.
 func (h *hold) soonDueLocked(now clock.Instant) bool {
 	window := min(max(h.claim.TTL/windowsPerT, minWindow), maxWindow)
-	return h.due <= now.Add(min(window, max(time.Duration(h.due-h.planned), 0)/4))
+	pause := max(time.Duration(h.due-h.planned), 0)
+	return h.due <= now.Add(min(window, pause/4))
 }
 
 // tryLocked returns how long one try to renew h may last. The parameter timeout is Options.Timeout,
@@ -293,7 +304,8 @@ func (h *hold) tryLocked(timeout time.Duration) time.Duration {
 	return min(timeout, try)
 }
 
-// termLocked returns the term that h has now. Renewals may ask for a much longer term, after a
+// termLocked returns the term that h has now: from the last call that confirmed h, or from the
+// grant if that is later, to the deadline. Renewals may ask for a much longer term, after a
 // re-entry with a longer term or after a hand-over by the store. The length of a try depends on the
 // term that h has now, because several tries must fit into it.
 func (h *hold) termLocked() time.Duration {
@@ -301,7 +313,8 @@ func (h *hold) termLocked() time.Duration {
 	return min(h.claim.TTL, termFor(left))
 }
 
-// termFor returns a term that is still at least d long after the drift is subtracted.
+// termFor returns a term that is still at least d long after the drift is subtracted: see
+// backend.Drift. The term is never shorter than the shortest one that a driver must grant.
 func termFor(d time.Duration) time.Duration {
 	return max(d+d/99+3*time.Millisecond, backend.MinTTL)
 }
@@ -316,10 +329,13 @@ func (h *hold) renewedLocked(now, start, until clock.Instant) {
 	h.Failed = 0
 	h.failure = nil
 
+	// A third of the term may have passed before the answer came. Even then leave a short pause, so
+	// that renewals do not run in a tight loop.
 	term := min(h.claim.TTL, time.Duration(until-start))
 	h.planLocked(max(renewalTime(start, term), now.Add(line.MinSleep)), now)
 	if start <= h.raised {
-		h.due = now + 1 // the call was sent before the term was raised, so ask again
+		// The call was sent before the term was raised, so ask for the longer term immediately.
+		h.due = now + 1
 	}
 }
 
@@ -354,8 +370,8 @@ func (h *hold) reapLocked(x *reap) {
 	h.renewer.reaper.addLocked(x, kept)
 }
 
-// revokedLocked ends h, which the store does not have any more, and returns its leases as
-// loseLocked does.
+// revokedLocked ends h, which the store does not have any more, and returns its leases. The caller
+// must call endContext on each of them after it has released mu.
 func (h *hold) revokedLocked() []*Lease {
 	ended := h.loseLocked(&LostError{Reason: LostRevoked})
 
@@ -373,13 +389,14 @@ func (h *hold) suspectLocked(now clock.Instant) {
 	h.renewer.scheduleLocked(h)
 }
 
-// endExpiredLocked ends the leases of h whose time has passed, and returns them. The caller must
-// call endContext on each of them after it has released mu.
+// endExpiredLocked ends the leases of h whose time has passed, and returns them. If no lease is
+// left, h has ended. The caller must call endContext on each of them after it has released mu.
 func (h *hold) endExpiredLocked(now clock.Instant) []*Lease {
 	end := min(h.Deadline(), h.limit)
 	switch {
 	case h.lingers != 0 && now >= min(h.lingers, end):
-		h.endLingerLocked(nil) // releases the token, which nobody would unlock
+		// The only lease is the ghost, which nobody unlocks. So release the token here.
+		h.endLingerLocked(nil)
 		return nil
 	case now >= end:
 		h.lapsed = true
@@ -397,12 +414,12 @@ func (h *hold) endExpiredLocked(now clock.Instant) []*Lease {
 	}
 
 	switch {
-	case len(ended) == 0:
+	case len(ended) == 0: // nothing has changed
 	case len(h.leases) == 0:
 		h.lapsed = true
 		h.loseLocked(nil) // no lease is left that needs the reason
 	default:
-		h.renewer.scheduleLocked(h)
+		h.renewer.scheduleLocked(h) // the next max hold ends later
 	}
 	return ended
 }
@@ -412,7 +429,7 @@ func (h *hold) lapseLocked() *LostError {
 	switch {
 	case h.limit <= h.Deadline():
 		return &LostError{Reason: LostMaxHold}
-	case h.failure != nil:
+	case h.failure != nil: // the last renewal failed
 		return &LostError{LostUnanswered, h.failure}
 	case h.renewal != renews:
 		return &LostError{Reason: LostNotRenewed}
@@ -442,7 +459,7 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 
 // endedLocked records that h has ended. The next caller in line may ask the store.
 func (h *hold) endedLocked() {
-	if h.first.slot > 0 {
+	if h.first.slot > 0 { // with slots; all leases of a hold have the same slot
 		h.renewer.lookers.freed(h.first.key, int(h.first.slot)-1)
 	}
 	h.line.Ended(&h.Hold)

@@ -14,7 +14,8 @@ import (
 
 // The methods Inspect, Break and List of Client, in locker.go, call these functions.
 
-// inspect calls f with the driver, which must be an Inspector, and with the key Options.Prefix+key.
+// inspect calls f with the driver and with the key Options.Prefix+key, and returns the outcome of
+// f. If the driver is no Inspector, the error is errors.ErrUnsupported.
 func inspect[T any](s *store, ctx context.Context, key string,
 	f func(backend.Inspector, context.Context, string) (T, error)) (v T, err error) {
 	in, ok := s.driver.Driver.(backend.Inspector)
@@ -35,7 +36,7 @@ func inspect[T any](s *store, ctx context.Context, key string,
 	defer s.leave()
 	return calls.Call(&s.caller, ctx, s.opts.Timeout, func(ctx context.Context) (T, error) {
 		v, err := f(in, ctx, s.opts.Prefix+key)
-		return v, calls.OwnEnd(ctx, err)
+		return v, calls.OwnEnd(ctx, err) // f calls the driver without calls.Driver, which does this
 	}, nil)
 }
 
@@ -67,22 +68,22 @@ func listTo(s *store, ctx context.Context, prefix string,
 	defer context.AfterFunc(s.closing, cancel)()
 
 	// Pull the entries, so that the driver's loop sends nothing while the caller uses an entry. If
-	// a call outlasts its context, list does not wait for that call. When the call has ended, it
-	// stops the loop.
+	// a call of next outlasts within, listTo leaves it behind. When that call has ended, pull stops
+	// the driver's loop.
 	next, stop := iter.Pull2(in.List(within, s.opts.Prefix+prefix, s.opts.Timeout))
-	left := false
+	leftBehind := false // a call of next was left behind
 	defer func() {
-		if !left {
+		if !leftBehind {
 			stop()
 		}
 	}()
 	for {
 		e, err := pull(s, within, next, stop)
-		left = err == calls.ErrLeft
+		leftBehind = err == calls.ErrLeft
 		switch {
 		case err != nil, within.Err() != nil:
-			// The caller's context or Close has ended the list. An error of the driver may be the
-			// cause of within's end.
+			// The caller's context or Close has ended the list, and pull has no error of another
+			// kind. Ignore an error of the driver, which the end of within has probably caused.
 			return cmp.Or(withContextEnd(ctx, nil), ErrClosed)
 		case e.err != nil:
 			return calls.Plain(e.err, s.opts.Timeout)
@@ -95,14 +96,17 @@ func listTo(s *store, ctx context.Context, prefix string,
 	}
 }
 
-// pull calls next, unless ctx ends first. If it leaves the call behind, it returns calls.ErrLeft,
-// and calls stop when the call has ended.
+// pull calls next, and returns what next returned. If ctx ends before next returns, pull returns
+// calls.ErrLeft, and calls stop when next has returned. If Close has stopped waiting, it returns
+// ErrClosed. It returns no other error.
 func pull(s *store, ctx context.Context, next func() (backend.Entry, error, bool), stop func()) (
 	listed, error) {
 	if err := s.enter(); err != nil {
 		return listed{}, err
 	}
 	defer s.leave() // also if the driver panics
+
+	// The driver's loop has ctx already. Here ctx only says when to leave.
 	return calls.Run(&s.caller, context.Background(), 0, ctx.Done(), nil,
 		func(context.Context) (listed, error) {
 			e, err, more := next()

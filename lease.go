@@ -108,7 +108,7 @@ func (l *Lease) cause() error {
 	return nil
 }
 
-// expire reads the clock. If l's time has passed, it ends all leases of l's hold whose time has
+// expire reads the clock. If l's time has passed, it ends each lease of l's hold whose time has
 // passed. The caller must not hold mu.
 func (l *Lease) expire() {
 	h := l.hold
@@ -118,16 +118,16 @@ func (l *Lease) expire() {
 		return
 	}
 
-	var gone []*Lease
+	// The hold may have ended meanwhile, and then its index is -1. Or a renewal may have moved its
+	// deadline, and then endExpiredLocked ends no lease.
+	var ended []*Lease
 	r.mu.Lock()
-
-	// Check again: the hold may have ended meanwhile, or a renewal may have moved its deadline.
 	if h.index >= 0 {
-		gone = h.endExpiredLocked(now)
+		ended = h.endExpiredLocked(now)
 	}
 	r.mu.Unlock()
 
-	for _, l := range gone {
+	for _, l := range ended {
 		l.endContext(l.loss) // without mu, because this runs users' code
 	}
 }
@@ -164,12 +164,13 @@ func (l *Lease) endContext(cause error) {
 // context do not read the clock: they end when a timer fires, which may be late.
 func (l *Lease) Context() context.Context { return l.context() }
 
+// context does what Context does.
 func (l *Lease) context() *leaseContext {
 	if x := l.ctx.Load(); x != nil {
 		return x
 	}
 
-	// If two first calls come here at the same time, the context of one of them is discarded.
+	// If two goroutines make the first call at the same time, one of their contexts is discarded.
 	x := newLeaseContext(l.parent, l, l)
 	if !l.ctx.CompareAndSwap(nil, x) {
 		x.cancel(nil)
@@ -229,10 +230,11 @@ func (l *Lease) event(kind EventKind, err error) Event {
 	}
 }
 
-// join adds a lease to the hold of outer. If that lease has just ended, join returns errNoneAround.
+// join adds a lease to the hold of outer, and returns that lease. If outer has just ended, join
+// returns errNoneAround.
 func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	h := outer.hold
-	c := h.renewer
+	rn := h.renewer
 	if h.claim.Shared && !r.shared {
 		return nil, fmt.Errorf("%w: the outer lease of the key is shared, "+
 			"and cannot become exclusive; unlock it first", ErrInvalid)
@@ -241,22 +243,22 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 		return nil, fmt.Errorf("%w: the outer lease has no fence; "+
 			"pass WithFence to its Lock as well", ErrInvalid)
 	}
-	if err := checkLongest(c.traits, r.ttl); err != nil {
+	if err := checkLongest(rn.traits, r.ttl); err != nil {
 		// Refuse the term here. Otherwise the store would refuse renewals for it, and both leases
 		// would be lost.
 		return nil, err
 	}
 
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
 	if outer.state.Load() != held {
 		return nil, errNoneAround
 	}
 
-	now := c.clock.Now()
+	now := rn.clock.Now()
 
-	// If the hold is renewed, a renewal asks for the longer term immediately. Until the store has
-	// answered, the shorter term counts.
+	// If the new lease has a longer term, a renewal asks for it immediately. Until the store has
+	// answered, the shorter term counts. If the hold is not renewed, it keeps the shorter term.
 	if r.ttl > h.claim.TTL {
 		h.claim.TTL = r.ttl
 		h.raised = now
@@ -266,8 +268,8 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 	r.slot = int(outer.slot)
 	l := h.addLeaseLocked(ctx, r, now)
 	l.reentry = true
-	h.resumeRenewalLocked(now)
-	c.scheduleLocked(h)
+	h.resumeRenewalLocked(now) // the new lease's context has not ended
+	rn.scheduleLocked(h)
 	return l, nil
 }
 
@@ -292,24 +294,27 @@ func (l *Lease) Unlock(ctx context.Context) error {
 	return newError("unlock", l.key, err)
 }
 
-// unlock returns the error of Unlock. The result ends says whether the caller must report the end
-// of the lease: not after an error of beginUnlock, and not if Close has reported it.
+// unlock does what Unlock does, but reports no event. The result ends is true if this call has
+// ended a lease that was held. Then the caller must report the end. Otherwise the end was reported
+// before.
 func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	l.expire()
 	h := l.hold
 	r := h.renewer
-	was, err := l.beginUnlock()
+	before, err := l.beginUnlock()
 	switch {
 	case err != nil:
 		return false, err
-	case was == unknown:
+	case before == unknown:
 		return false, l.unlockAgain(ctx)
 	}
 
 	mustRelease := l.state.Load() == releasing // only this call changes that state
 	if mustRelease {
+		// endRelease turns the outcome of the release into the error of Unlock. The outcome is
+		// errNoReturn if the driver, or the function of the context, panics.
 		sent := r.clock.Awake()
-		err = errNoReturn // the outcome if the driver, or the function of the context, panics
+		err = errNoReturn
 		defer func() { err = l.endRelease(sent, err) }()
 	}
 
@@ -320,13 +325,16 @@ func (l *Lease) unlock(ctx context.Context) (ends bool, err error) {
 	if mustRelease {
 		err = r.release(ctx, h.claim, h.keep)
 	}
-	return was == held, err
+	ends = before == held // otherwise Close has ended the lease, and has reported that
+	return ends, err
 }
 
 // beginUnlock ends the lease, if it is held or was ended by Close. It returns the state before the
-// call. If the state is now releasing, or was unknown, the caller must call the store's release,
-// and Close waits for that call. If beginUnlock returns an error, Unlock must return that error.
-func (l *Lease) beginUnlock() (was int32, err error) {
+// call. The state after the call says what is left to do: if it is releasing or unknown, the caller
+// must call the store's release, and Close waits for that call. If it is released, nothing is left
+// to do, because other leases share the hold, or the Client keeps it for its next caller. If
+// beginUnlock returns an error, Unlock must return that error.
+func (l *Lease) beginUnlock() (before int32, err error) {
 	h := l.hold
 	r := h.renewer
 	r.mu.Lock()
@@ -335,22 +343,22 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 		r.changed.Wait() // until the other Unlock's call has ended, which Timeout bounds
 	}
 
-	was = l.state.Load()
+	before = l.state.Load()
 	switch {
-	case was == lost:
+	case before == lost:
 		if h.lapsed {
 			// Release the token, because by the store's clock the hold may not have ended yet.
 			h.lapsed = false
 			h.reapLocked(&reap{keep: h.keep})
 		}
-		return was, l.loss
-	case was == released:
-		return was, ErrReleased
-	case r.stopped:
-		return was, ErrClosed
-	case was == unknown:
-		r.calls++
-		return was, nil
+		return before, l.loss
+	case before == released:
+		return before, ErrReleased
+	case r.stopped: // the driver is closed, or will be soon
+		return before, ErrClosed
+	case before == unknown:
+		r.calls++ // unlockAgain ends this call
+		return before, nil
 	}
 
 	// End this lease before a hand-over, because the next caller runs immediately after that, and
@@ -358,13 +366,13 @@ func (l *Lease) beginUnlock() (was int32, err error) {
 	l.state.Store(released)
 	h.dropLocked(slices.Index(h.leases, l))
 	if len(h.leases) > 0 || h.passLocked(l.key) {
-		return was, nil
+		return before, nil
 	}
 
 	r.unscheduleLocked(h) // a renewal must not follow the release
 	l.state.Store(releasing)
-	r.calls++
-	return was, nil
+	r.calls++ // endRelease ends this call
+	return before, nil
 }
 
 // endRelease records the outcome err of the release, and returns the error of Unlock. The argument
@@ -377,13 +385,14 @@ func (l *Lease) endRelease(sent clock.Instant, err error) error {
 	defer r.mu.Unlock()
 	r.calls--
 	r.changed.Broadcast()
-	h.Failed = 0
+	h.Failed = 0 // the store has answered, unless the last case below says otherwise
 
 	switch {
 	case err == nil:
 		l.state.Store(released)
 		delete(r.resumed, h.claim.Token)
 	case errors.Is(err, ErrLost) && now < h.Deadline():
+		// The term has not ended, so the hold was broken, or the store lost its data.
 		err = l.loseLocked(&LostError{Reason: LostRevoked})
 	case errors.Is(err, ErrLost):
 		err = l.loseLocked(h.lapseLocked()) // the term has ended during the call
@@ -403,6 +412,8 @@ func (l *Lease) endRelease(sent clock.Instant, err error) error {
 	return err
 }
 
+// unlockAgain repeats the release of an Unlock whose outcome is unknown, and returns the error of
+// this Unlock. If the outcome is known now, it also sets the state.
 func (l *Lease) unlockAgain(ctx context.Context) error {
 	h := l.hold
 	r := h.renewer
@@ -410,6 +421,7 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 	err := r.release(ctx, h.claim, h.keep)
 	switch {
 	case err == nil || errors.Is(err, ErrLost):
+		// The store does not have the token any more.
 	case isClosed(r.closed):
 		return ErrClosed // the driver was closed during the call
 	default:
@@ -441,6 +453,7 @@ func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
 	return newError("extend", l.key, l.extend(ctx, ttl))
 }
 
+// extend does what Extend does. Detach calls it as well.
 func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	if ctx == nil {
 		return errNilContext
@@ -456,8 +469,8 @@ func (l *Lease) extend(ctx context.Context, ttl time.Duration) error {
 	}
 	err = l.callExtend(ctx, cl, bound)
 
-	// Report a term that is too short, because a store without space may renew the hold only for
-	// its present term.
+	// Report a term that is too short, because a store without space may grant no longer term than
+	// the present one, and report success.
 	if err == nil && l.end() < start.Add(ttl-backend.Drift(ttl)) {
 		err = &backend.UnavailableError{Err: errors.New("the store has granted a shorter term")}
 	}
@@ -478,6 +491,8 @@ func (l *Lease) beginExtend(ctx context.Context, ttl time.Duration) (
 		if inFlight == nil {
 			return cl, bound, err
 		}
+
+		// Try again after the end of the renewal. The loop checks ctx.
 		select {
 		case <-inFlight:
 		case <-ctx.Done():
@@ -512,7 +527,8 @@ func (l *Lease) tryExtend(ttl time.Duration) (
 		return cl, 0, nil, err
 	}
 
-	// Bound the call, so that an Extend without an answer leaves time for renewals.
+	// Bound the call, so that an Extend without an answer leaves a third of the term for renewals.
+	// But let it last at least as long as one try of a renewal.
 	term := h.termLocked()
 	left := time.Duration(l.end() - now)
 	bound = min(r.opts.Timeout, max(term/triesPerT, left-term/renewalsPerT))
@@ -520,7 +536,7 @@ func (l *Lease) tryExtend(ttl time.Duration) (
 	h.busy = make(chan struct{})
 	h.unpassed = true
 	h.kept = max(h.kept, now.Add(cl.TTL))
-	r.scheduleLocked(h)
+	r.scheduleLocked(h) // no renewal is due while h is busy
 	return cl, bound, nil, nil
 }
 
@@ -533,8 +549,9 @@ func (l *Lease) callExtend(ctx context.Context, cl backend.Claim, bound time.Dur
 		r.mu.Lock()
 		defer r.mu.Unlock()
 
-		// The call may not have begun if Close has stopped waiting, or if a method of ctx has
-		// panicked. A call that has begun ends the busy time itself, also after this method.
+		// Usually the call itself ends the busy time of h, perhaps after this method. But if Close
+		// has stopped waiting, or a method of ctx has panicked, the call may not have begun. Then
+		// end the busy time here.
 		if !returns || r.stopped {
 			h.callEndedLocked()
 			if h.index >= 0 {
@@ -572,7 +589,7 @@ func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
 	r := l.hold.renewer
 	returns := false
 	defer func() {
-		// Observe has panicked, so the handle is lost, and no caller could free the key.
+		// If Observe has panicked, the handle is lost, and no caller could free the key.
 		if !returns {
 			r.reaper.add(l.hold.claim, reapOnce)
 		}
@@ -582,6 +599,7 @@ func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
 	return x, nil
 }
 
+// detach does what Detach does, but reports no event.
 func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err error) {
 	h := l.hold
 	r := h.renewer
@@ -604,6 +622,8 @@ func (l *Lease) detach(ctx context.Context, ttl time.Duration) (x Handle, err er
 		r.mu.Unlock()
 		return x, err
 	}
+
+	// Round(0) removes the reading of the monotonic clock, which means nothing to other processes.
 	x = Handle{
 		Key:    l.key,
 		Token:  h.claim.Token,

@@ -53,6 +53,8 @@ func (ls *Leases) unlock(ctx context.Context) []error {
 	errs := make([]error, len(ls.leases))
 	atOnce(len(errs), func(i int) bool {
 		errs[i] = ls.leases[i].Unlock(ctx)
+
+		// With any other error, the store may not have answered.
 		return errs[i] == nil || errors.Is(errs[i], ErrLost) || errors.Is(errs[i], ErrReleased)
 	})
 	return errs
@@ -74,19 +76,21 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 				errs[i] = nil // fn has unlocked the lease itself
 			}
 		}
-		if uerr = errs[0]; len(errs) > 1 {
+
+		uerr = errs[0]
+		if len(errs) > 1 { // Join would wrap even a single error
 			uerr = errors.Join(errs...)
 		}
 	}()
 
-	// The context may have ended at the moment of the grant, and a wrapper or another key may have
-	// taken long.
+	// The context of a lease may have ended at the moment of its grant, or while a wrapper or
+	// another key took long.
 	for _, l := range ls.leases {
 		if x := l.context(); x.Err() != nil {
 			return newError(l.op, l.key, cmp.Or(l.Err(), withContextEnd(x, nil))), nil
 		}
 	}
-	return fn(), nil
+	return fn(), nil // the deferred function sets uerr
 }
 
 // lock locks the given keys, which are sorted. After an error, the caller must call undo.
@@ -98,7 +102,8 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 	began := time.Now()
 	if c, direct := l.(*Client); direct {
 		// Try all keys together only if there is time to wait after a refusal. Otherwise two such
-		// calls might each have a key that the other one needs, and both would fail.
+		// calls might each have a key that the other one needs, and both would fail. Do not try if
+		// the store is in this process, because that saves no round trip.
 		free := c.unused(keys)
 		mayWait := !r.bounded || r.maxWait >= c.answerTime()
 		if len(free) > 1 && c.traits.Reach != backend.Process && mayWait {
@@ -113,17 +118,18 @@ func (ls *Leases) lock(ctx context.Context, l Locker, keys []string, opts []Opti
 
 	for _, key := range keys[len(ls.leases):] {
 		o := opts
-		if r.bounded {
+		if r.bounded { // the key may take what the keys before it have left of WithMaxWait
 			o = append(slices.Clip(opts), WithMaxWait(max(r.maxWait-time.Since(began), 0)))
 		}
 
 		wait := ls.waiting(ctx)
 		lease, err := l.Lock(wait, key, o...)
-		if err != nil && ctx.Err() == nil && wait.Err() != nil {
-			// A lease was lost, so report neither ErrHeld nor an end of ctx.
-			err = newError("lock", key, context.Cause(wait))
-		}
 		if err != nil {
+			if ctx.Err() == nil && wait.Err() != nil {
+				// A lease that LockAll has already was lost. Report that, and not the error of the
+				// wait for this key.
+				err = newError("lock", key, context.Cause(wait))
+			}
 			return err
 		}
 		ls.leases = append(ls.leases, lease)
@@ -149,12 +155,17 @@ func (ls *Leases) waiting(ctx context.Context) *leaseContext {
 	wait := &leaseContext{Context: joint.Context, cancelOnly: joint.cancelOnly, parent: ctx}
 	wait.deadline = joint.deadline
 	wait.bounded = joint.bounded
-	if n := len(ls.leases); n > 0 {
+
+	// Re-entry finds the last lease of ls, or before the first one, the leases around LockAll.
+	n := len(ls.leases)
+	around := leaseContextOf(ctx)
+	switch {
+	case n > 0:
 		wait.lease = ls.leases[n-1]
 		wait.held = wait.lease
-	} else if x := leaseContextOf(ctx); x != nil {
-		wait.lease = x.lease
-		wait.held = x.held
+	case around != nil:
+		wait.lease = around.lease
+		wait.held = around.held
 	}
 	return wait
 }
@@ -167,23 +178,27 @@ func (ls *Leases) undo(ctx context.Context) error {
 
 // tryAtOnce makes one attempt at each key of keys, all at the same time. It keeps the leases before
 // the first key that it did not get, and unlocks the others. If the attempt at that first key got
-// no answer for Timeout, tryAtOnce returns the error, because Lock would wait for another Timeout.
+// no answer for Timeout, tryAtOnce returns the error of that attempt, because Lock would wait for
+// another Timeout. In all other cases it returns nil, and the caller must lock the keys that are
+// left.
 func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts []Option) (
 	hung error) {
-	// Each of these has one entry more than keys. That entry stays nil.
+	// The entries with index i are the outcome for keys[i]. An error is stored only if the attempt
+	// got no answer for Timeout. Both slices have one entry more than keys, which stays nil.
 	got := make([]*Lease, len(keys)+1)
 	errs := make([]error, len(keys)+1)
 	var refused atomic.Bool
 
 	// Defer this, because Observe may panic in an attempt.
 	defer func() {
-		n := slices.Index(got, nil)
+		n := slices.Index(got, nil) // the first key that LockAll did not get
 		ls.leases = got[:n:n]
 		for i := range n - 1 {
 			got[i+1].around = got[i] // so that re-entry finds all leases
 		}
-		rest := Leases{leases: slices.DeleteFunc(got[n:], func(l *Lease) bool { return l == nil })}
-		_ = rest.Unlock(ctx) // if the Unlock fails, the Client repeats it
+		after := slices.DeleteFunc(got[n:], func(l *Lease) bool { return l == nil })
+		others := Leases{leases: after}
+		_ = others.Unlock(ctx) // if the Unlock fails, the Client repeats it
 		hung = errs[n]
 	}()
 
@@ -194,7 +209,8 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 		}
 		began := time.Now()
 		l, err := c.TryLock(wait, keys[i], opts...)
-		if got[i] = l; err != nil {
+		got[i] = l
+		if err != nil {
 			refused.Store(true)
 			if errors.Is(err, ErrUnavailable) && time.Since(began) >= c.opts.Timeout {
 				errs[i] = err
@@ -202,16 +218,17 @@ func (ls *Leases) tryAtOnce(ctx context.Context, c *Client, keys []string, opts 
 		}
 		return true
 	})
-	return nil
+	return nil // the deferred function sets hung
 }
 
 // maxAtOnce bounds the calls that atOnce has in flight, because some stores have few connections.
 const maxAtOnce = 64
 
 // atOnce calls f with the numbers 0 to n-1. Each call has a goroutine of its own, and up to
-// maxAtOnce run at the same time. When f has returned false, because the store did not answer, this
-// bound is dropped. Otherwise each group of maxAtOnce calls might take a whole Options.Timeout. If
-// f panics or ends its goroutine, atOnce does the same when all calls have ended.
+// maxAtOnce run at the same time. f returns false if the store did not answer. From then on this
+// bound does not count, because otherwise each group of maxAtOnce calls might take a whole
+// Options.Timeout. If f panics or ends its goroutine, atOnce does the same when all calls have
+// ended.
 func atOnce(n int, f func(i int) (answered bool)) {
 	if n == 1 {
 		f(0)
@@ -223,10 +240,10 @@ func atOnce(n int, f func(i int) (answered bool)) {
 
 	// panicked points to the value of the panic, or to nil after runtime.Goexit.
 	var panicked atomic.Pointer[any]
-	flying := make(chan struct{}, maxAtOnce)
+	inFlight := make(chan struct{}, maxAtOnce) // has a value for each call that counts
 	for i := range n {
 		if !outage.Load() {
-			flying <- struct{}{}
+			inFlight <- struct{}{}
 		}
 		wg.Go(func() {
 			returned := false
@@ -236,9 +253,8 @@ func atOnce(n int, f func(i int) (answered bool)) {
 					panicked.Store(&v)
 				}
 				select {
-				case <-flying:
-				default:
-					// This call put nothing into flying, because an outage was known when it began.
+				case <-inFlight:
+				default: // an outage was known when this call began, so it does not count
 				}
 			}()
 			if !f(i) {
@@ -249,8 +265,9 @@ func atOnce(n int, f func(i int) (answered bool)) {
 	}
 	wg.Wait()
 
-	switch v := panicked.Load(); {
-	case v == nil:
+	v := panicked.Load()
+	switch {
+	case v == nil: // all calls have returned
 	case *v == nil:
 		runtime.Goexit()
 	default:

@@ -15,10 +15,11 @@ func (h *hold) passLocked(key string) bool {
 	return h.handOverLocked() || h.MayLinger && h.lingerLocked(key)
 }
 
-// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. If that caller
-// cannot use h, if other Clients should get a turn, or if h has left the line, handOverLocked
-// returns false, and h must be released. A hand-over needs no call to the store, because the store
-// knows only the token of the hold, and has confirmed the hold a moment ago.
+// handOverLocked gives h, whose last lease was unlocked, to the next caller in line. It returns
+// false, and h must be released, if nobody waits, if h is not the hold of the line any more, if
+// other Clients should get a turn, or if the next caller cannot use h. A hand-over needs no call to
+// the store, because the store knows only the token of the hold, and has confirmed the hold a
+// moment ago.
 func (h *hold) handOverLocked() bool {
 	ln := h.line
 	next := ln.First()
@@ -45,6 +46,9 @@ func (h *hold) suitsLocked(r *request, now clock.Instant) bool {
 	case h.renewer.closing.Err() != nil:
 		return false
 	}
+
+	// It does not matter when a hold that may linger was confirmed, because RowOver ends its row
+	// when Fresh has passed since its grant.
 	fresh := h.MayLinger || time.Duration(now-h.confirmed) < line.Fresh
 	return fresh && now < h.Deadline()
 }
@@ -94,20 +98,20 @@ func (h *hold) lingerLocked(key string) bool {
 	h.lingers = end
 	h.Lingered = true
 	h.leases = append(h.leases, h.ghost)
-	h.joined++
+	h.joined++ // for batch.prepare
 	r.scheduleLocked(h)
 	return true
 }
 
-// reuseLocked gives the hold, which lingers, to a caller. If the caller cannot use the hold, the
-// result is nil.
+// reuseLocked gives the hold, which lingers, to a caller, and returns the caller's lease. If the
+// caller cannot use the hold, or other Clients should get a turn, the result is nil.
 func (h *hold) reuseLocked(ctx context.Context, r *request) *Lease {
 	now, _ := h.renewer.clock.Read() // the machine may have slept since the last lease was unlocked
 	if h.line.RowOver(now) || !h.suitsLocked(r, now) {
 		return nil
 	}
 	h.lingers = 0
-	h.leases = h.leases[:0]
+	h.leases = h.leases[:0] // the caller replaces the ghost
 	return h.addLeaseLocked(ctx, r, now)
 }
 

@@ -44,6 +44,7 @@ func (c *Client) TryLock(ctx context.Context, key string, opts ...Option) (*Leas
 // waitPool stores values of type wait for reuse. Nothing refers to one after its call has returned.
 var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
+// lock does what Lock and TryLock do. The argument op is "lock" or "trylock".
 func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Lease, error) {
 	w := waitPool.Get().(*wait)
 	defer func() {
@@ -101,7 +102,7 @@ func (r *request) check(t backend.Traits) error {
 	switch {
 	case r.name == "":
 		r.refuse("empty key")
-	case r.err != nil:
+	case r.err != nil: // an option or the context was invalid
 	case 0 < r.maxHold && r.maxHold < r.minHold:
 		r.refuse("min hold %v is above max hold %v", r.minHold, r.maxHold)
 	case r.fenced && !t.Fenced:
@@ -118,7 +119,8 @@ func (r *request) check(t backend.Traits) error {
 	return r.err
 }
 
-// resumes lets the request ask for the hold of the handle x.
+// resumes lets the request ask for the hold of the handle x. If x or an option is invalid, it
+// records an error.
 func (r *request) resumes(x Handle, t backend.Traits) {
 	hasOthers := r.bounded || r.linger || r.shared || r.fenced || r.minHold > 0 || r.slots > 0
 	switch {
@@ -126,7 +128,8 @@ func (r *request) resumes(x Handle, t backend.Traits) {
 		r.refuse("Resume takes only WithTTL, WithoutRenewal and WithMaxHold; " +
 			"the handle has the other settings")
 	case len(x.Token) != tokenLen || x.Slot < 0 || x.Slot > maxSlots:
-		r.refuse("this is not a handle of Detach") // a min hold has a token of another length
+		// The length matters, because the token that keeps a key for a min hold has another one.
+		r.refuse("this is not a handle of Detach")
 	case r.err == nil:
 		r.err = cmp.Or(checkTTL(r.ttl), checkLongest(t, r.ttl))
 	}
@@ -135,12 +138,13 @@ func (r *request) resumes(x Handle, t backend.Traits) {
 	r.fenced = x.Fence > 0
 	r.slot = x.Slot
 	r.key = x.Key
-	if x.Slot > 0 {
+	if x.Slot > 0 { // see WithSlots
 		r.key += "#" + strconv.Itoa(x.Slot-1)
 	}
 }
 
-// bound lets the max hold end at the given time at the latest, unless that time is zero.
+// bound lets the max hold end at the given time at the latest, unless that time is zero. If the
+// time has passed already, it returns a LostError.
 func (r *request) bound(end time.Time) error {
 	left := time.Until(end)
 	switch {
@@ -208,7 +212,7 @@ func (c *Client) reenter(ctx context.Context, r *request) (*Lease, error) {
 		if !sameClient || !sameKey || o.Err() != nil {
 			continue
 		}
-		if l, err := o.join(ctx, r); err != errNoneAround {
+		if l, err := o.join(ctx, r); err != errNoneAround { // otherwise the lease has just ended
 			return l, err
 		}
 	}

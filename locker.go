@@ -128,7 +128,7 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	return c, nil
 }
 
-// unused returns the keys before the first one that this Client uses, or leaves to others.
+// unused returns the keys before the first one that this Client uses, or leaves to other Clients.
 func (c *Client) unused(keys []string) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,9 +146,10 @@ func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
 	return s, newError("inspect", key, err)
 }
 
-// heldBy returns a HeldError that names the holder of key, nil if the key is free or the driver
-// cannot tell, or another error of the store.
+// heldBy returns a HeldError that names the holder of key. It returns nil if the key is free or the
+// driver cannot tell, or another error if the store fails. It works even if ctx has ended.
 func (c *Client) heldBy(ctx context.Context, key string) error {
+	// If this Client holds the key, its line knows the holder.
 	c.mu.Lock()
 	if ln := c.queue.Line(key); ln != nil && ln.Held() {
 		defer c.mu.Unlock()
@@ -185,39 +186,42 @@ func (c *Client) Break(ctx context.Context, key string) error {
 }
 
 // broke handles a Break of key by this Client that began at the given time and has returned err. If
-// err is nil, the store has broken each hold that was granted before. Whether it has broken a hold
-// whose grant came during the call, or is still on its way, only the store can say: such a hold may
-// be that of a caller who got the key by this Break.
+// err is nil, the store has broken each hold whose grant came before the call began, so broke ends
+// these holds. A hold whose grant came during the call, or is still on its way, may be broken as
+// well, or it may belong to a caller that got the key by this Break. Only the store can say which,
+// so broke has such a hold renewed now.
 func (c *Client) broke(key string, began clock.Instant, err error) {
 	if err != nil && backend.Definite(err) {
-		return
+		return // no hold was broken
 	}
 
 	c.mu.Lock()
 	now := c.clock.Now()
 	if ln := c.queue.Line(key); ln != nil {
-		ln.Broken = now
+		ln.Broken = now // for a grant that is still on its way: see startLocked
 	}
+
+	// Collect the holds first, because the second loop changes the heap.
 	var broken []*hold
 	for _, s := range c.renewer.holds {
 		if s.hold.claim.Key == c.opts.Prefix+key {
 			broken = append(broken, s.hold)
 		}
 	}
-	var gone []*Lease
+	var ended []*Lease
 	for _, h := range broken {
 		switch {
 		case h.lingers != 0:
 			h.endLingerLocked(nil)
 		case err == nil && h.Granted <= began:
-			gone = append(gone, h.revokedLocked()...)
+			ended = append(ended, h.revokedLocked()...)
 		default:
 			h.suspectLocked(now)
 		}
 	}
 	c.mu.Unlock()
 
-	for _, l := range gone {
+	for _, l := range ended {
 		l.endContext(l.loss) // without mu, because this runs users' code
 	}
 }
@@ -265,10 +269,11 @@ func (c *Client) Close() error {
 	// Holders unlock while the reaper cleans up, so one Timeout is enough for both.
 	end := time.Now().Add(c.opts.Timeout)
 	c.settle(end, func() bool { return c.queue.Open == 0 })
-	poke(c.renewer.wake)
+	poke(c.renewer.wake) // the goroutines of both end if nothing is left to do
 	poke(c.reaper.wake)
 	c.settle(end, func() bool {
-		// No call is in flight, and all callers that are left have holds.
+		// No call is in flight, and all callers that are left have holds. Set stopped here, with
+		// mu held since the check, so that no call can begin after the check.
 		c.stopped = c.calls == 0 && c.queue.Callers == c.queue.Open
 		return c.stopped
 	})
@@ -276,7 +281,7 @@ func (c *Client) Close() error {
 	c.stopped = true
 	c.mu.Unlock()
 
-	// Close the driver, so that calls that are still in flight end.
+	// Close the driver, so that calls that are still in flight end. Give them a moment for it.
 	err := joined(c.store.driver.Close(), notUnlocked(ended))
 	c.settle(time.Now().Add(min(c.opts.Timeout, lastPatience)), func() bool { return c.calls == 0 })
 	close(c.closed)
@@ -295,15 +300,16 @@ func notUnlocked(leases []*Lease) error {
 	slices.Sort(keys)
 	keys = slices.Compact(keys)
 
-	const most = 10
-	switch n := len(keys); {
-	case n == 0:
+	if len(keys) == 0 {
 		return nil
-	case n > most:
-		keys = append(keys[:most], fmt.Sprintf("and %d more", n-most))
+	}
+	const mostNamed = 10
+	if more := len(keys) - mostNamed; more > 0 {
+		keys = append(keys[:mostNamed], fmt.Sprintf("and %d more", more))
 	}
 	return fmt.Errorf("hasp: close: leases were not unlocked, and end with their terms: %s",
 		strings.Join(keys, ", "))
 }
 
+// lastPatience is how long Close waits for calls after it has closed the driver.
 const lastPatience = time.Second

@@ -111,6 +111,7 @@ type Option func(*request)
 // maxTTL is about 36 years. A sum of a few times of this length does not overflow.
 const maxTTL = time.Duration(1 << 60)
 
+// checkTTL returns an error if a term is too short or too long for every store.
 func checkTTL(ttl time.Duration) error {
 	switch {
 	case ttl < backend.MinTTL:

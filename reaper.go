@@ -44,7 +44,8 @@ func (s *store) release(ctx context.Context, cl backend.Claim, keep clock.Instan
 		ctx = context.WithoutCancel(ctx)
 	}
 	kept := s.keeping(cl, keep)
-	if s.caller.Prompt(ctx) { // the same choice as calls.Call makes, without a closure on the heap
+	if s.caller.Prompt(ctx) {
+		// calls.Call would do the same, but its closure would be on the heap.
 		_, err := calls.Direct(&s.caller, ctx, nil, s.opts.Timeout,
 			func(ctx context.Context) (struct{}, error) {
 				return struct{}{}, s.driver.Release(ctx, kept)
@@ -129,7 +130,7 @@ type reap struct {
 	freed chan struct{}
 }
 
-// over closes the channel freed of x, if a caller waits for that.
+// over tells the caller that waits for the release, if there is one, that it need not wait longer.
 func (x *reap) over() {
 	if x.freed != nil {
 		close(x.freed)
@@ -137,15 +138,16 @@ func (x *reap) over() {
 	}
 }
 
-// settle counts a release that freed the token or found it gone, and returns the time until the
-// next one. Usually that is a Timeout. But a store that stood still may execute the commands of
-// several connections in any order, so if the first release finds the token gone, another one
-// follows soon. Otherwise the token could keep the key for a Timeout.
+// settle counts a release that freed the token, or that found it gone, and returns the time until
+// the next one. Usually that is a Timeout. But a store that stood still may execute the commands of
+// several connections in any order. So if the first of two releases finds the token gone, the
+// command that writes it may follow, and an additional release comes soon. Otherwise the token
+// could keep the key for a Timeout.
 func (x *reap) settle(gone bool, timeout time.Duration) time.Duration {
 	soon := min(reapSoon, timeout)
 	switch {
-	case x.soon:
-		timeout -= soon // so that the last release comes a Timeout after the first
+	case x.soon: // the additional release was made; the last one comes a Timeout after the first
+		timeout -= soon
 	case gone && x.times == reapTwice:
 		x.soon = true
 		return soon
@@ -154,17 +156,20 @@ func (x *reap) settle(gone bool, timeout time.Duration) time.Duration {
 	return timeout
 }
 
-func (x *reap) backoff(most time.Duration) time.Duration {
-	return line.Jitter(min(firstRetry<<min(x.failed, 10), most))
+// backoff returns how long to wait after a release that failed. It grows with the number of
+// failures, up to the duration longest.
+func (x *reap) backoff(longest time.Duration) time.Duration {
+	return line.Jitter(min(firstRetry<<min(x.failed, 10), longest))
 }
 
-// acquire calls the driver's Acquire, which may take at most the duration bound.
+// acquire calls the driver's Acquire, which may take at most the duration bound. If the outcome is
+// unknown, it has the token released.
 func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Duration) (
 	g backend.Grant, err error) {
-	if r.caller.Prompt(ctx) { // the same choice as calls.Call makes, without closures on the heap
+	if r.caller.Prompt(ctx) {
+		// calls.Call would do the same, but its closures would be on the heap.
 		err = errNoReturn
 		defer func() { // also if the driver or a method of ctx panics
-
 			// If the driver is in this process, the outcome of a call that returns is known.
 			known := r.traits.Reach == backend.Process && err != errNoReturn
 			if err != nil && !known {
@@ -182,12 +187,14 @@ func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 	return calls.Call(&r.caller, ctx, bound, f, late)
 }
 
-// failed handles the error err of an Acquire or a Wait for cl. If the outcome is unknown and the
-// driver does not clean up, the reaper releases the token. The outcome is also unknown if err joins
-// a definite error and the error of a context.
+// failed handles the error err of an Acquire or a Wait for cl. If the token may be in the store,
+// the reaper releases it. It may be there if the outcome is unknown, unless the driver cleans up.
+// After a panic, the driver has not cleaned up.
 func (r *reaper) failed(cl backend.Claim, err error) {
+	// An error that joins a definite error and the error of a context leaves the outcome unknown.
 	known := backend.Definite(err) && !calls.IsContextError(err)
-	if err == errNoReturn || !r.traits.Cleans && !known {
+	cleanedUp := r.traits.Cleans && err != errNoReturn
+	if !known && !cleanedUp {
 		r.add(cl, reapTwice)
 	}
 }
@@ -219,6 +226,7 @@ func (r *reaper) guard(cl backend.Claim,
 	return f, late
 }
 
+// insert puts x into the queue, after the tokens that are due at the same time or earlier.
 func (r *reaper) insert(x *reap) {
 	i, _ := slices.BinarySearchFunc(r.queue, x, func(a, x *reap) int {
 		if a.at <= x.at {
@@ -241,12 +249,13 @@ func (r *reaper) add(cl backend.Claim, times int) {
 func (r *reaper) addLocked(x *reap, kept time.Duration) {
 	if len(r.queue) >= maxReaps {
 		x.over()
-		return
+		return // the token expires
 	}
 
+	// A command that is still on its way may begin the term up to a Timeout later.
 	x.at = r.clock.Awake()
 	x.until = x.at.Add(kept + r.opts.Timeout)
-	if x.failed > 0 {
+	if x.failed > 0 { // the caller's own release has just failed
 		x.at = x.at.Add(line.Jitter(firstRetry))
 	}
 	r.insert(x)
@@ -287,8 +296,8 @@ func (r *reaper) run() {
 	}
 }
 
-// startReleasesLocked starts the releases that are due, within the bounds. It returns how long to
-// wait for the next one.
+// startReleasesLocked starts the releases that are due, within the bounds. If Close has begun, all
+// are due. It returns how long to wait for the next one.
 func (r *reaper) startReleasesLocked(now clock.Instant, closing bool) time.Duration {
 	for len(r.queue) > 0 && r.active < maxReaping {
 		// Drop a token that has expired. If Close has begun, also drop one whose last release
@@ -313,7 +322,7 @@ func (r *reaper) startReleasesLocked(now clock.Instant, closing bool) time.Durat
 			continue
 		}
 
-		if r.spawnLocked(func() { r.try(x) }) {
+		if r.spawnLocked(func() { r.try(x) }) { // false if Close has stopped waiting
 			r.active++
 		}
 	}
@@ -325,7 +334,7 @@ func (r *reaper) try(x *reap) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.opts.Timeout)
 	err := r.driver.Release(ctx, r.keeping(x.claim, x.keep))
 	cancel()
-	settled := err == nil || errors.Is(err, ErrLost)
+	gone := errors.Is(err, ErrLost) // the store did not have the token
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -333,14 +342,16 @@ func (r *reaper) try(x *reap) {
 	r.active--
 
 	now := r.clock.Awake()
-	if settled {
+	if err == nil || gone {
 		x.over()
 		x.failed = 0
-		x.at = now.Add(x.settle(err != nil, r.opts.Timeout))
+		x.at = now.Add(x.settle(gone, r.opts.Timeout))
 	} else {
 		x.at = now.Add(x.backoff(r.opts.Timeout))
 		x.failed++
 	}
+
+	// After Close has begun, one release of each token must do.
 	if x.times > 0 && r.closing.Err() == nil {
 		r.insert(x)
 	}

@@ -47,7 +47,7 @@ type Params map[string]string
 func (p *Params) UnmarshalJSON(text []byte) error {
 	var values map[string]any
 	d := json.NewDecoder(bytes.NewReader(text))
-	d.UseNumber()
+	d.UseNumber() // keeps the text of a number
 	if err := d.Decode(&values); err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func ParseURL(rawURL string) (Config, error) {
 	}
 
 	for name, vs := range values {
-		if len(vs) > 1 {
+		if len(vs) > 1 { // do not show the name, which may be a part of a password
 			return Config{}, fmt.Errorf("%w: url: a parameter is given %d times",
 				ErrInvalid, len(vs))
 		}
@@ -143,6 +143,7 @@ func ParseURL(rawURL string) (Config, error) {
 	return c, nil
 }
 
+// engineParams are the parameters that every strategy has.
 var engineParams = []string{"ttl", "timeout", "prefix", "owner"}
 
 // options returns a copy of o with the engine's parameters of c, and removes these parameters from
@@ -152,7 +153,7 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 		v = *o
 	}
 
-	rest := map[string]string{} // a new map, because c.Params belongs to the caller
+	others := map[string]string{} // a new map, because c.Params belongs to the caller
 	for _, name := range slices.Sorted(maps.Keys(c.Params)) {
 		switch s := c.Params[name]; name {
 		case "ttl":
@@ -165,21 +166,22 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 			v.Owner = s
 		default:
 			if !slices.Contains(known, name) {
-				all := slices.Sorted(slices.Values(slices.Concat(engineParams, known)))
+				names := slices.Sorted(slices.Values(slices.Concat(engineParams, known)))
 				return v, fmt.Errorf("%w: unknown parameter %q (%s knows %s)",
-					ErrInvalid, name, c.Strategy, strings.Join(all, ", "))
+					ErrInvalid, name, c.Strategy, strings.Join(names, ", "))
 			}
-			rest[name] = s
+			others[name] = s
 		}
 		if err != nil {
 			return v, err
 		}
 	}
 
-	c.Params = rest
+	c.Params = others
 	return v.withDefaults()
 }
 
+// positive returns the value s of the parameter name as a duration, which must be above zero.
 func positive(name, s string) (time.Duration, error) {
 	d, err := clock.ParseDuration(s)
 	if err != nil || d <= 0 {
@@ -202,6 +204,8 @@ func (c Config) Open(ctx context.Context, o *Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hasp: open %s: %w", c.Strategy, err)
 	}
+
+	// Open succeeds even if a part of the store does not answer, and reports that part.
 	if part, ok := d.(backend.Degraded); ok {
 		if err := part.Missing(); err != nil {
 			client.observer.call(ctx, Event{Kind: EventDegraded, Err: err})
@@ -220,11 +224,11 @@ func (c Config) Driver(ctx context.Context) (backend.Driver, error) {
 
 // open opens the driver, and returns the Options of a Client over it.
 func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, error) {
-	known, err := lookup(c.Strategy)
+	strategy, err := lookup(c.Strategy)
 	if err != nil {
 		return nil, Options{}, fmt.Errorf("hasp: open: %w", err)
 	}
-	opts, err := c.options(o, known.params)
+	opts, err := c.options(o, strategy.params)
 	if err == nil && ctx == nil {
 		err = errNilContext
 	}
@@ -234,9 +238,9 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 
 	within, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
-	d, err := known.open(within, c)
+	d, err := strategy.open(within, c)
 	if err != nil {
-		if !backend.Definite(err) {
+		if !backend.Definite(err) { // an end of a context may have caused err
 			err = openErr(ctx, err, opts.Timeout)
 		}
 		return nil, opts, fmt.Errorf("hasp: open %s: %w", c.Strategy, marked(err))
@@ -249,10 +253,11 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 func openErr(ctx context.Context, err error, timeout time.Duration) error {
 	end := withContextEnd(ctx, nil)
 	switch {
-	case end == nil:
+	case end == nil: // the caller's context has not ended
 		return calls.Plain(err, timeout)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		// Do not report an outage, because the deadline was the caller's.
+		// Do not report an outage, because the deadline was that of ctx. So show the text of err,
+		// but let the error match only the end of ctx.
 		return fmt.Errorf("%w (%v)", end, err)
 	}
 	return &waitError{err, end}
@@ -271,6 +276,7 @@ func Open(ctx context.Context, rawURL string, o *Options) (*Client, error) {
 	return c.Open(ctx, o)
 }
 
+// opener is a strategy as Register was called for it.
 type opener struct {
 	open   func(ctx context.Context, c Config) (backend.Driver, error)
 	params []string // names of the parameters that open knows

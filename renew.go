@@ -68,7 +68,8 @@ type lane struct {
 // tryClasses is the number of classes: enough for tries from MinTTL/triesPerT to some minutes.
 const tryClasses = 16
 
-// closeLocked ends the leases of all holds because of Close, and returns them.
+// closeLocked ends the leases of all holds because of Close, and returns them. A hold that lingers
+// has no caller that could unlock it, so the reaper releases its token.
 func (r *renewer) closeLocked() (ended []*Lease) {
 	for len(r.holds) > 0 {
 		h := r.holds[0].hold
@@ -90,12 +91,12 @@ func (r *renewer) closeLocked() (ended []*Lease) {
 func (r *renewer) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	idle := false // the heap was empty in the last round
+	idle := false // the heap was empty in the last round, and r.wake has had no signal since
 	for {
 		now, _ := r.clock.Read()
 		r.mu.Lock()
-		gone := r.serveLocked(now)
-		wakes := now.Add(checkEvery)
+		ended := r.serveLocked(now)
+		wakes := now.Add(checkEvery) // at the latest, because only Read notices a suspend
 		if len(r.holds) > 0 {
 			wakes = min(wakes, r.holds[0].next)
 		}
@@ -105,7 +106,7 @@ func (r *renewer) run() {
 		r.wakesAt = wakes
 		r.mu.Unlock()
 
-		for _, l := range gone {
+		for _, l := range ended {
 			l.endContext(l.loss) // without mu, because this runs users' code
 		}
 		if over {
@@ -123,30 +124,30 @@ func (r *renewer) run() {
 
 // serveLocked ends the leases whose time has passed, and begins the renewals that are due. It
 // returns the leases that it has ended.
-func (r *renewer) serveLocked(now clock.Instant) (gone []*Lease) {
-	due := 0
+func (r *renewer) serveLocked(now clock.Instant) (ended []*Lease) {
+	anyDue := false
 	for len(r.holds) > 0 {
 		h := r.holds[0].hold
-		isDue := h.renewal == renews && h.busy == nil && !h.queued && h.soonDueLocked(now)
+		isDue := h.mayRenewLocked() && h.soonDueLocked(now)
 		if r.holds[0].next > now && !isDue {
-			break
+			break // nothing is due yet
 		}
-		gone = append(gone, h.endExpiredLocked(now)...)
+		ended = append(ended, h.endExpiredLocked(now)...)
 		if h.index < 0 {
-			continue // the hold has ended
+			continue // the hold has ended, and is not in the heap any more
 		}
 
 		if isDue {
-			due++
+			anyDue = true
 			h.queued = true
 			r.queueLocked(h)
 		}
-		r.scheduleLocked(h)
+		r.scheduleLocked(h) // moves h behind the holds that are due
 	}
-	if due > 0 {
+	if anyDue {
 		r.dispatchLocked()
 	}
-	return gone
+	return ended
 }
 
 // scheduleLocked puts h into the heap, or moves it if its time has changed.
@@ -156,7 +157,7 @@ func (r *renewer) scheduleLocked(h *hold) {
 	for _, l := range h.leases {
 		next = min(next, l.maxHold)
 	}
-	if h.renewal == renews && h.busy == nil && !h.queued {
+	if h.mayRenewLocked() {
 		next = min(next, h.due)
 	}
 
@@ -183,11 +184,12 @@ func (r *renewer) unscheduleLocked(h *hold) {
 		return
 	}
 
+	// Move the last entry of the heap to the place of h.
 	n := len(r.holds) - 1
 	last := r.holds[n]
 	r.holds[n] = scheduled{}
 	r.holds = r.holds[:n]
-	if i < n {
+	if i < n { // otherwise h was the last entry
 		r.holds.place(i, last)
 	}
 	h.index = -1
@@ -198,22 +200,25 @@ func (r *renewer) unscheduleLocked(h *hold) {
 // memory. With 30,000 leases, this wait was a quarter of the cost of a renewal.
 type holdHeap []scheduled
 
+// scheduled is an entry of the heap.
 type scheduled struct {
-	next clock.Instant
+	next clock.Instant // when the renewer must serve the hold
 	hold *hold
 }
 
 // place stores s in the entry with index i, and moves s to its proper place in the heap.
 func (q holdHeap) place(i int, s scheduled) {
+	// Move parents that are later down, until the free entry i is below an earlier one.
 	for up := (i - 1) / 2; i > 0 && s.next < q[up].next; up = (i - 1) / 2 {
 		q[i] = q[up]
 		q[i].hold.index = int32(i)
 		i = up
 	}
 
+	// Move children that are earlier up, until the free entry i is above later ones.
 	for down := 2*i + 1; down < len(q); down = 2*i + 1 {
 		if down+1 < len(q) && q[down+1].next < q[down].next {
-			down++
+			down++ // the earlier one of the two children
 		}
 		if s.next <= q[down].next {
 			break
@@ -234,7 +239,8 @@ func (r *renewer) queueLocked(h *hold) {
 		lanes = &r.suspect
 	}
 
-	// The tries of each class last up to twice as long as the tries of the class before.
+	// Class 0 has the tries below the shortest usual one. Class n has those from 2^(n-1) times the
+	// shortest one to twice that, and the last class has all longer ones.
 	const shortest = backend.MinTTL / triesPerT
 	try := h.tryLocked(r.opts.Timeout)
 	class := min(bits.Len64(uint64(try/shortest)), tryClasses-1)
@@ -245,17 +251,21 @@ func (r *renewer) queueLocked(h *hold) {
 // wait, and are sent in larger batches later.
 func (r *renewer) dispatchLocked() {
 	for class := range tryClasses {
-		for ln := &r.well[class]; ln.flights < maxBatches && len(ln.queue) > 0; {
-			r.dispatchBatchLocked(ln)
+		well := &r.well[class]
+		for well.flights < maxBatches && len(well.queue) > 0 {
+			r.dispatchBatchLocked(well)
 		}
-		for ln := &r.suspect[class]; ln.flights < maxSuspect && len(ln.queue) > 0; {
-			r.dispatchBatchLocked(ln)
+		suspect := &r.suspect[class]
+		for suspect.flights < maxSuspect && len(suspect.queue) > 0 {
+			r.dispatchBatchLocked(suspect)
 		}
 	}
 }
 
-// dispatchBatchLocked sends a batch from the queue of a lane.
+// dispatchBatchLocked takes up to batchSize holds from the queue of a lane, and sends those of them
+// that can be renewed in one batch.
 func (r *renewer) dispatchBatchLocked(ln *lane) {
+	// b.holds has the memory of holds, and gets those of them that can be renewed.
 	n := min(len(ln.queue), batchSize)
 	holds := slices.Clone(ln.queue[:n])
 	b := &batch{r: r, lane: ln, holds: holds[:0]}
@@ -273,7 +283,7 @@ func (r *renewer) dispatchBatchLocked(ln *lane) {
 		h.busy = make(chan struct{})
 		b.holds = append(b.holds, h)
 	}
-	if len(b.holds) > 0 && r.spawnLocked(b.run) {
+	if len(b.holds) > 0 && r.spawnLocked(b.run) { // false if Close has stopped waiting
 		ln.flights++
 	}
 }
@@ -311,12 +321,13 @@ func (b *batch) run() {
 
 // prepare creates the claims. It drops holds that have ended or must not be renewed any more.
 func (b *batch) prepare() {
+	// Between the two times at which mu is held, leases may join the holds, or end.
 	r := b.r
-	all := b.holds
-	leases := make([][]*Lease, len(all))
-	joined := make([]int32, len(all))
+	holds := b.holds
+	leases := make([][]*Lease, len(holds))
+	joined := make([]int32, len(holds))
 	r.mu.Lock()
-	for i, h := range all {
+	for i, h := range holds {
 		leases[i] = slices.Clone(h.leases)
 		joined[i] = h.joined
 	}
@@ -324,17 +335,17 @@ func (b *batch) prepare() {
 
 	// A hold is wanted if a context of its Locks has not ended. Ask the contexts without mu,
 	// because the context of a lease locks mu.
-	wanted := make([]bool, len(all))
-	for i := range all {
+	wanted := make([]bool, len(holds))
+	for i := range holds {
 		wanted[i] = slices.ContainsFunc(leases[i], func(l *Lease) bool { return !l.abandoned() })
 	}
 	now, _ := r.clock.Read()
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b.holds = all[:0]
-	b.claims = make([]backend.Claim, 0, len(all))
-	for i, h := range all {
+	b.holds = holds[:0] // keeps the holds that are renewed, in the same memory
+	b.claims = make([]backend.Claim, 0, len(holds))
+	for i, h := range holds {
 		// If a lease has joined since the leases were read, the hold counts as wanted.
 		cl, ok := h.renewalLocked(now, wanted[i] || h.joined != joined[i])
 		if ok {
@@ -344,6 +355,7 @@ func (b *batch) prepare() {
 			continue
 		}
 
+		// The hold has ended, or its renewals are paused.
 		h.callEndedLocked()
 		if h.index >= 0 {
 			r.scheduleLocked(h)
@@ -359,7 +371,7 @@ func (b *batch) send(ctx context.Context, bound time.Duration) {
 	defer b.end() // also if the driver panics on the goroutine of an Extend
 
 	// If the driver's call outlasts its context, do not wait for the call, because the renewer must
-	// try again before the terms end.
+	// try again before the terms end. Run returns nothing of use, because b.done gets the answers.
 	_, _ = calls.Run(&r.caller, ctx, bound, nil, nil, func(ctx context.Context) (struct{}, error) {
 		r.driver.Renew(ctx, b.claims, b.done)
 		return struct{}{}, nil
@@ -384,8 +396,8 @@ func (b *batch) done(i int, g backend.Grant, err error) {
 	// The driver may answer on any goroutine, twice, or after send has given up. The first answer
 	// sets holds[i] to nil.
 	b.r.mu.Lock()
-	known := i >= 0 && i < len(b.holds)
-	if b.over || !known || b.holds[i] == nil {
+	inRange := i >= 0 && i < len(b.holds)
+	if b.over || !inRange || b.holds[i] == nil {
 		b.r.mu.Unlock()
 		return // too late, or not the first answer
 	}
@@ -406,10 +418,10 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 	r.mu.Lock()
 	h.callEndedLocked()
 
-	var gone []*Lease // lost leases, whose contexts must end without mu
+	var ended []*Lease // lost leases, whose contexts must end without mu
 	until := r.grantEnds(b.claims[i], g, b.sent, b.slept)
 	if err == nil && until <= now {
-		err = errLate
+		err = errLate // the renewed term has ended already, so the renewal has failed
 	}
 	b.err = err
 
@@ -428,18 +440,20 @@ func (b *batch) answer(i int, h *hold, g backend.Grant, err error) {
 		r.observer.reportStillHeldLocked(h.leases[0], now)
 	case errors.Is(err, ErrLost):
 		h.Failed = 0
-		gone = h.revokedLocked()
+		ended = h.revokedLocked()
 	default:
 		h.Failed++
 		h.failure = err
+
+		// Try again after a pause of up to a third of the length of a try.
 		h.planLocked(now.Add(line.Jitter(h.termLocked()/(3*triesPerT))), now)
 		r.scheduleLocked(h)
 		r.observer.renewalLocked(h, EventRenewFailed, err)
 	}
 	r.mu.Unlock()
 
-	for _, l := range gone {
-		l.endContext(l.loss)
+	for _, l := range ended {
+		l.endContext(l.loss) // without mu, because this runs users' code
 	}
 }
 
@@ -448,7 +462,8 @@ func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim,
 	bound time.Duration) error {
 	b := &batch{r: r, try: bound, holds: []*hold{h}, claims: []backend.Claim{cl}}
 
-	// This error remains if send returns just before done has recorded the answer.
+	// This error remains if send leaves the driver's call behind, and done has not recorded its
+	// answer yet.
 	b.err = calls.NoAnswer(bound)
 	b.send(ctx, 0) // calls.Call has bounded ctx already
 
@@ -457,11 +472,14 @@ func (r *renewer) extend(ctx context.Context, h *hold, cl backend.Claim,
 	return b.err
 }
 
-// reserve records that the Client resumes a token. The call comes before the call to the store, so
-// that a second Resume cannot renew a hold whose first lease is being unlocked.
+// reserve records that the Client resumes a token. If the Client has resumed it before, and the
+// store may still have it, the error is ErrInvalid. Resume calls reserve before it calls the store,
+// so that a second Resume cannot renew a hold whose first lease is being unlocked.
 func (r *renewer) reserve(token string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
+	// Forget the tokens that the store cannot have any more.
 	now := r.clock.Awake()
 	maps.DeleteFunc(r.resumed, func(_ string, until clock.Instant) bool { return until < now })
 	if r.resumed[token] != 0 {
@@ -475,7 +493,7 @@ func (r *renewer) reserve(token string) error {
 // any more. Until then a release of the token may be in flight, and would end the hold of another
 // Resume.
 func (r *renewer) unreserveLocked(h *hold) {
-	if r.resumed[h.claim.Token] != 0 {
+	if r.resumed[h.claim.Token] != 0 { // h was resumed from a handle
 		left := max(time.Duration(h.kept-r.clock.Now()), 0)
 		r.resumed[h.claim.Token] = r.clock.Awake().Add(left + r.opts.Timeout)
 	}

@@ -40,7 +40,8 @@ type slotSearch struct {
 	outage clock.Instant // the time of Clock.Awake at which an outage began; 0 if the store answers
 }
 
-// take does what the method take of a wait does, for a call with slots.
+// take does what the method take of a wait does, for a call with slots. It returns a lease on one
+// of the slots.
 func (s *slotSearch) take(ctx context.Context) (*Lease, error) {
 	w := s.w
 	c := w.c
@@ -76,7 +77,8 @@ func (s *slotSearch) takeAtOnce(ctx context.Context) (*Lease, error) {
 		return nil, line.ErrHeldHere
 	}
 
-	// The method look may take answerTime more, for all slots together.
+	// End an answerTime before Timeout, because the method look may go on for an answerTime after
+	// the end, for all slots together.
 	w.end = w.start.Add(c.opts.Timeout - c.answerTime())
 	l, _, err := s.look(ctx, rand.N(s.n), w.end)
 	return l, err
@@ -93,7 +95,7 @@ func (s *slotSearch) lookUntilFree(ctx context.Context) (*Lease, error) {
 	for pause := n * firstLook; ; pause = min(2*pause, max(n*lastLook, slowLook)) {
 		asked := c.clock.Awake()
 		end := w.end
-		if s.outage != 0 {
+		if s.outage != 0 { // an outage ends the wait when it has lasted for Timeout
 			left := c.opts.Timeout - time.Duration(asked-s.outage)
 			end = min(end, c.clock.Now().Add(left))
 		}
@@ -107,12 +109,12 @@ func (s *slotSearch) lookUntilFree(ctx context.Context) (*Lease, error) {
 
 		d := min(line.Jitter(pause), time.Duration(w.end-c.clock.Now()))
 		if retry > 0 {
-			// If the slot's holder has died, the slot is free after that time.
+			// If the holder of a slot has died, the slot is free after the time retry.
 			d = min(d, retry+line.MinSleep)
 		}
 
-		// Only now, after the first call of look, so that a Lock that gets a slot immediately does
-		// not make TryLocks fail.
+		// Call this only now, after the first call of look, so that a Lock that gets a slot
+		// immediately does not make TryLocks fail.
 		s.beginLooking()
 		first = s.pause(ctx, d)
 	}
@@ -128,23 +130,24 @@ func (s *slotSearch) note(ctx context.Context, err error, asked clock.Instant) (
 	case ctx.Err() != nil:
 		return true, withContextEnd(ctx, cmp.Or(s.last, err))
 	case errors.Is(err, ErrHeld):
-		s.outage = 0
+		s.outage = 0 // the store answers
 	case backend.Definite(err), errors.Is(err, ErrClosed):
 		return true, err
 	case s.outage == 0:
-		s.outage = asked
+		s.outage = asked // an outage begins
 	}
 	s.last = err
 
 	lasted := time.Duration(c.clock.Awake() - s.outage)
 	if s.outage != 0 && lasted >= c.opts.Timeout {
-		return true, err
+		return true, err // the outage has lasted for Timeout
 	}
-	return c.clock.Now() >= s.w.end, err
+	maxWaitOver := c.clock.Now() >= s.w.end
+	return maxWaitOver, err
 }
 
 // pause returns when the time d has passed, a slot was freed, or the wait has ended. It returns the
-// slot to ask for first.
+// slot to ask for first: the freed one, or a random one.
 func (s *slotSearch) pause(ctx context.Context, d time.Duration) int {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -159,16 +162,22 @@ func (s *slotSearch) pause(ctx context.Context, d time.Duration) int {
 }
 
 // look makes one attempt at each slot until it has one. The argument first is the number of the
-// slot to begin with. If all slots are held, retry is the shortest rest of a holder's term, and err
-// is the answer for that slot. If no rest is known, retry is 0. If there is no answer for one slot,
-// look goes on. If there is no answer for a second slot, look ends. No attempt waits for an answer
-// past the time end, and if one slot was not answered, the answers for the others must come soon.
+// slot to begin with. No attempt waits for an answer past the time end.
+//
+// If all slots are held, err matches ErrHeld. Then retry is the shortest rest of a holder's term,
+// or 0 if no rest is known.
+//
+// If there is no answer for one slot, look goes on, because the other slots may be on servers that
+// answer, but it goes on for at most Timeout. If there is no answer for a second slot, look ends
+// with the error of the outage. If only one slot was not answered, and others are held, a Lock gets
+// ErrHeld, and will ask again. But a TryLock gets the error of the outage, because that slot may be
+// free.
 func (s *slotSearch) look(ctx context.Context, first int, end clock.Instant) (
 	l *Lease, retry time.Duration, err error) {
 	w := s.w
 	c := w.c
-	var outage error  // the error for the first slot without an answer
-	answered := false // the store has refused a slot
+	var outage error  // the error for the one slot without an answer
+	answered := false // the store has answered, with the refusal of a slot
 	for j := range s.n {
 		now := c.clock.Now()
 		late := w.end != clock.Never && time.Duration(now-w.end) >= c.answerTime()
@@ -184,30 +193,31 @@ func (s *slotSearch) look(ctx context.Context, first int, end clock.Instant) (
 
 		switch {
 		case errors.Is(answer, ErrHeld):
-			// Without a call, only this Client knew that the slot is held.
+			// If there was no call, this Client knew that the slot is held, and the store need not
+			// be able to answer.
 			answered = answered || w.part.tries > 0
 		case answer == nil, ctx.Err() != nil:
 			return l, 0, answer
 		case backend.Definite(answer), errors.Is(answer, ErrClosed):
 			return l, 0, answer
-		case outage != nil:
+		case outage != nil: // a second slot without an answer
 			return nil, 0, outage
 		default:
-			outage = answer // the other slots may be on servers that answer
+			outage = answer
 			end = min(end, now.Add(c.opts.Timeout))
 			continue
 		}
 
-		if rest := restOf(answer); rest > 0 && (retry == 0 || rest < retry) {
-			retry = rest
-			err = answer
-		}
-		if retry == 0 {
+		// The slot is held. Return the answer with the shortest rest, or the last answer if none
+		// has a rest.
+		left := restOf(answer)
+		if retry == 0 || 0 < left && left < retry {
+			retry = left
 			err = answer
 		}
 	}
 
-	if outage != nil && (w.once || !answered) {
+	if outage != nil && (w.once || !answered) { // otherwise a Lock asks again
 		return nil, 0, outage
 	}
 	return nil, retry, err
@@ -222,8 +232,9 @@ func restOf(err error) time.Duration {
 	return held.RetryAfter
 }
 
-// lookers contains, for each key with slots, the channel of the caller that looks for a slot. The
-// channel receives the numbers of slots that may have become free. The Client's mu guards it.
+// lookers contains, for each key with slots, the channel of the caller that looks for a slot, if
+// there is such a caller. The channel has room for one number, and receives the numbers of slots
+// that may have become free. The Client's mu guards the map.
 type lookers map[string]chan int
 
 // freed tells the caller that looks for a slot of key, if there is one, that slot i may be free.

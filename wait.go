@@ -18,7 +18,7 @@ type wait struct {
 	c     *Client
 	r     request
 	start clock.Instant // when Lock was called
-	began clock.Instant // start by Clock.Awake, because a suspend is no part of an outage
+	began clock.Instant // the same by Clock.Awake, because a suspend is no part of an outage
 	once  bool          // make only one attempt
 	end   clock.Instant // when WithMaxWait ends the wait, or Never
 	tries int           // calls to the store so far
@@ -74,7 +74,7 @@ func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease,
 	w.end = clock.Never
 
 	l, err = take(ctx)
-	open = false
+	open = false // from here on the event that must follow is reported below
 
 	switch {
 	case err != nil:
@@ -83,7 +83,7 @@ func (w *wait) observed(ctx context.Context, take func(context.Context) (*Lease,
 	case c.opts.Observe != nil:
 		c.observer.acquired(ctx, l, time.Duration(l.since-start), w.tries)
 	}
-	if l != nil && l.keep != 0 && r.parent == nil {
+	if l != nil && l.keep != 0 && r.parent == nil { // LockAll, which has set parent, does it itself
 		l.countMinHold()
 	}
 	returns = true
@@ -160,18 +160,20 @@ func (w *wait) prepare(ctx context.Context) error {
 		return withContextEnd(ctx, nil)
 	}
 
+	// WithLinger documents the calls on which it has no effect.
 	if r.shared || r.slots > 0 || w.c.traits.Reach == backend.Process {
 		r.linger = false
 	}
 
-	// If ctx is the context of a lease, or is derived from one, the key may be re-entered.
+	// If ctx is the context of a lease, or is derived from one, the key may be re-entered. If
+	// LockAll waits with ctx, parent is not nil.
 	if x := leaseContextOf(ctx); x != nil {
 		r.around = x.lease
 		r.parent = x.parent
 		r.linger = r.linger && x.parent == nil
 	}
 
-	w.once = w.once || r.bounded && r.maxWait == 0
+	w.once = w.once || r.bounded && r.maxWait == 0 // WithMaxWait(0) means one attempt
 	if r.bounded && !w.once {
 		w.end = w.start.Add(r.maxWait)
 	}
@@ -196,7 +198,9 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 	// counts the caller until its hold has ended, or until it gives up below.
 	w.lastAnswer = tk.LastAnswer
 
-	// If the driver is Ordered, a caller waits in the driver's queue instead, before later callers.
+	// Wait until the store has released the hold that lingered. Otherwise it would refuse this
+	// caller. But if the driver is Ordered, only a TryLock waits here. A Lock joins the driver's
+	// queue now, so that it comes before later callers, and waits there.
 	if freed != nil && (w.once || !c.traits.Ordered) {
 		if over, err := w.awaitFreed(ctx, freed); over {
 			c.mu.Lock()
@@ -206,7 +210,8 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 		}
 	}
 
-	// A TryLock waits for a gap only if LockAll calls it.
+	// Wait for the end of a gap. A call that makes one attempt does not wait, unless LockAll makes
+	// it, because LockAll may wait.
 	byLockAll := w.r.op == "trylock" && w.r.parent != nil
 	if tk.After > 0 && (!w.once || byLockAll) {
 		if d := min(tk.After, w.untilLastCall(ctx)); d > 0 {
@@ -219,7 +224,7 @@ func (w *wait) take(ctx context.Context) (*Lease, error) {
 }
 
 // startLease ends a call that has asked the store, and got the hold h or the error err. It returns
-// the first lease of h.
+// the first lease of h, or the error of the call.
 func (w *wait) startLease(ctx context.Context, h *hold, err error) (*Lease, error) {
 	c := w.c
 	c.mu.Lock()
@@ -250,9 +255,9 @@ type turn struct {
 	ctx context.Context // Lock's context
 }
 
-// join adds the caller to the line of its key, or gives it a hold that lingers. If the caller
-// cannot use that hold, the channel freed is closed after the release of that hold. Otherwise freed
-// is nil.
+// join adds the caller to the line of its key, or gives it a hold that lingers. The ticket says
+// what the caller must do. If the caller cannot use the hold that lingers, join ends that hold, and
+// the channel freed is closed after its release. Otherwise freed is nil.
 func (w *wait) join(ctx context.Context) (tk line.Ticket, freed chan struct{}) {
 	c := w.c
 	r := &w.r
@@ -302,7 +307,7 @@ func (w *wait) takePart(ctx context.Context, r request, end clock.Instant,
 func (w *wait) waitInLine(ctx context.Context) line.Ticket {
 	c := w.c
 	w.stood = true
-	var timeout <-chan time.Time
+	var timeout <-chan time.Time // nil without WithMaxWait
 	if w.end != clock.Never {
 		timer := time.NewTimer(time.Duration(w.end - c.clock.Now()))
 		defer timer.Stop()
@@ -313,7 +318,7 @@ func (w *wait) waitInLine(ctx context.Context) line.Ticket {
 	case tk := <-w.turn.Ready:
 		w.turn.Ready = nil
 		if tk.Do != line.MayAsk {
-			w.line = nil
+			w.line = nil // the line does not count this caller any more, but perhaps its hold
 		}
 		return tk
 	case <-ctx.Done():
@@ -326,7 +331,8 @@ func (w *wait) waitInLine(ctx context.Context) line.Ticket {
 	refusal := w.quitLine(ctx)
 	waited := time.Duration(c.clock.Now() - w.start)
 	if refusal == nil && waited < c.answerTime() {
-		// The store had no time to answer, so report that other callers of this Client came first.
+		// The store had no time to answer the head, so this is no outage. Report that other callers
+		// of this Client came first.
 		refusal = line.ErrHeldHere
 	}
 
@@ -339,27 +345,30 @@ func (w *wait) waitInLine(ctx context.Context) line.Ticket {
 func (w *wait) quitLine(ctx context.Context) (refusal error) {
 	w.c.mu.Lock()
 	refusal = w.line.Refusal()
-	handed, _ := w.line.Quit(&w.turn.Turn).(*Lease)
+	lease := w.line.Quit(&w.turn.Turn)
 	w.line = nil
 	w.c.mu.Unlock()
 
-	if handed != nil {
-		// Unlock it without an event, because Lock returns an error and no lease.
+	// A hold may have been handed over at the same moment. Unlock its lease without an event,
+	// because Lock returns an error and no lease.
+	if handed, ok := lease.(*Lease); ok {
 		w.c.spawn(func() { handed.unlock(ctx) })
 	}
 	return refusal
 }
 
 // awaitFreed waits, as the head, for the release of a hold that lingered and that the caller cannot
-// use. It returns true and an error if the caller's wait ends before the release.
+// use. It returns true and an error if the caller's wait ends before the release. If the release
+// takes longer than Timeout, that is an outage.
 func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool, err error) {
 	c := w.c
 	sent := c.clock.Awake()
 	timer := time.NewTimer(min(time.Duration(w.end-c.clock.Now()), c.opts.Timeout))
 	defer timer.Stop()
 
+	// If the wait ends before the release, treat that as a call that its context has ended.
 	w.lastAnswer = line.ErrHeldHere
-	err = context.Canceled // the wait ends without an answer
+	err = context.Canceled
 
 	select {
 	case <-freed:
@@ -367,8 +376,7 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool
 	case <-ctx.Done():
 	case <-c.closing.Done():
 	case <-timer.C:
-		if c.clock.Now() < w.end {
-			// An outage, because the store has not answered the release.
+		if c.clock.Now() < w.end { // Timeout has passed, and not WithMaxWait
 			err = calls.NoAnswer(c.opts.Timeout)
 		}
 	}
@@ -378,14 +386,14 @@ func (w *wait) awaitFreed(ctx context.Context, freed <-chan struct{}) (over bool
 // giveUpLocked leaves the line after the caller has asked the store and has got no hold.
 func (w *wait) giveUpLocked() {
 	if w.intent != nil {
-		// Release the claim, because it would keep out new shared callers for a while.
+		// Release the claim, because the driver would keep out new shared callers for its sake.
 		w.c.reaper.addLocked(&reap{claim: *w.intent, times: reapOnce}, w.intent.TTL)
 	}
 	w.line.LeaveWithoutHold()
 	w.line = nil
 }
 
-// abandon gives up what the call has acquired. The method lock calls it if Options.Observe,
+// abandon gives up what the call has acquired. The method observed calls it if Options.Observe,
 // Options.Backoff or a method of the context has panicked or has ended the goroutine. The argument
 // l is the lease that Lock would have returned, or nil.
 func (w *wait) abandon(l *Lease) {
@@ -398,10 +406,10 @@ func (w *wait) abandon(l *Lease) {
 	}
 
 	switch {
-	case w.line == nil:
-	case w.turn.Ready != nil:
+	case w.line == nil: // the caller is not in a line
+	case w.turn.Ready != nil: // it waits in the line
 		w.quitLine(context.Background())
-	default:
+	default: // it asks the store
 		w.c.mu.Lock()
 		defer w.c.mu.Unlock()
 		w.giveUpLocked()
@@ -412,8 +420,8 @@ func (w *wait) abandon(l *Lease) {
 // attempts the caller waits in the driver, or sleeps until a wake-up or the next poll.
 func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 	mayWait := w.c.store.driver.Waits() && !w.once
-	_, timed := ctx.Deadline()
-	timed = timed || w.end != clock.Never // if the wait has no end, no call is the last one
+	_, hasEnd := ctx.Deadline()
+	hasEnd = hasEnd || w.end != clock.Never
 	defer func() {
 		if w.Wake != nil {
 			w.stopListening()
@@ -427,12 +435,11 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		}
 
 		// Decide before the call whether it is the last one, so that its outcome cannot prolong the
-		// wait.
-		last := w.once || timed && w.untilLastCall(ctx) <= 0
+		// wait. If the wait has no end, no call is the last one.
+		last := w.once || hasEnd && w.untilLastCall(ctx) <= 0
 		useWait := mayWait && w.shouldWait()
 
-		// Read the clock before the call, because a term, and the time until Grant.Until, begin
-		// during the call.
+		// Read the clock before the call, because the granted term begins during the call.
 		start, slept := w.c.clock.Read()
 		sent := start - clock.Instant(slept)
 
@@ -451,7 +458,7 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		}
 
 		if useWait {
-			sent = w.outageOf(err, sent) // because Wait may have begun long before the outage
+			sent = w.outageOf(err, sent) // Wait may have begun long before the outage
 		}
 		if over, why := w.over(ctx, err, sent, last); over {
 			return nil, why
@@ -462,14 +469,12 @@ func (w *wait) askUntilHeld(ctx context.Context) (*hold, error) {
 		if w.refused && w.listen(ctx) {
 			continue // ask again, because the key may have been released before the Client listened
 		}
-		if !w.sleep(ctx, w.pause(ctx, attempt, err)) {
-			return nil, w.endErr(ctx)
-		}
+		w.sleep(ctx, w.pause(ctx, attempt, err))
 	}
 }
 
-// yield leaves a mixed key to other programs for a moment: see line.Line.Yields. A call that makes only
-// one attempt makes it at once.
+// yield leaves a mixed key to other programs for a moment: see line.Line.Yields. A call that makes
+// only one attempt makes it immediately.
 func (w *wait) yield(ctx context.Context) {
 	w.c.mu.Lock()
 	d := w.line.Yields()
@@ -485,9 +490,13 @@ func (w *wait) yield(ctx context.Context) {
 // shouldWait reports whether to call the Wait of a Waiter instead of Acquire. It returns true if
 // the store has just refused this caller, so Acquire would probably be refused. With an Ordered
 // Waiter, it also does if other callers of this Client want the key, or the key was refused lately.
+// Otherwise callers of other Clients could join the driver's queue during an attempt.
 func (w *wait) shouldWait() bool {
-	if w.refused || !w.c.traits.Ordered {
-		return w.refused
+	if w.refused {
+		return true
+	}
+	if !w.c.traits.Ordered {
+		return false
 	}
 	if w.end != clock.Never && time.Duration(w.end-w.c.clock.Now()) < w.c.answerTime() {
 		return false // there is time for one attempt only
@@ -504,7 +513,7 @@ func (w *wait) shouldWait() bool {
 }
 
 // untilLastCall returns how long the caller may still wait before it must make its last call, so
-// that the answer arrives in time.
+// that the answer arrives before the wait ends. The result is not positive if that time has passed.
 func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 	left := time.Duration(clock.Never)
 	if w.end != clock.Never {
@@ -520,8 +529,8 @@ func (w *wait) untilLastCall(ctx context.Context) time.Duration {
 }
 
 // attempt makes one attempt. The argument start is when it begins, and slept is how long the
-// machine has slept at that time. If the outcome is unknown, reaper.acquire has the token released.
-// With Reach Process it is always known. If the argument last is true, no attempt follows.
+// machine has slept at that time. If the argument last is true, no attempt follows. If the outcome
+// is unknown, reaper.acquire has the token released.
 func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, last bool) (
 	*hold, error) {
 	c := w.c
@@ -529,13 +538,14 @@ func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, la
 	cl := w.r.claim(&c.opts, newToken())
 	cl.WillRetry = !last
 
-	// The call may take a third of Timeout, but not past the end of the wait: a call over a
-	// connection that a firewall has forgotten gets no answer, and Lock retries for Timeout. During
-	// an outage, subtract how long the outage has lasted. The bound is never below c.answerTime.
+	// The call may take only a third of Timeout, so that others can follow within Timeout: a call
+	// over a connection that a firewall has forgotten gets no answer. It may not take longer than
+	// the wait, nor than the rest of Timeout during an outage. But it may always take answerTime.
 	bound := c.opts.Timeout / triesPerTimeout
 	if w.once && w.tries > 1 {
-		// A TryLock repeats its attempt only once. Count from its own start, because the outage of
-		// the line may have ended meanwhile, for another caller.
+		// The repeated attempt of a TryLock is its last one, so it may take the rest of Timeout.
+		// Count from the start of the TryLock, because the outage of the line may have ended
+		// meanwhile, for another caller.
 		bound = c.opts.Timeout - time.Duration(sent-w.began)
 	}
 	bound = min(bound, time.Duration(w.end-start))
@@ -545,7 +555,7 @@ func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, la
 	if w.line.InOutage() {
 		bound = min(bound, c.opts.Timeout-w.line.Outage(w.began))
 	}
-	if c.queue.Polls && w.stood {
+	if c.queue.Polls && w.stood { // the drivers that poll use these two fields
 		cl.Waited = w.line.Waited(start, w.start)
 		cl.Contended = c.queue.Contended(w.r.key, start)
 	}
@@ -553,17 +563,20 @@ func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, la
 
 	g, err := c.reaper.acquire(ctx, cl, max(bound, c.answerTime()))
 
-	// Read the clock, because the machine may have slept during the call.
+	// Read the clock, because the machine may have slept during the call. Do not count that as a
+	// part of the round trip.
 	now, sleptNow := c.clock.Read()
 	if err == nil || backend.Definite(err) {
 		c.noteTrip(time.Duration(now - clock.Instant(sleptNow) - sent))
 	}
 	if err != nil {
+		// If shared holds have refused an exclusive claim that will be repeated, a Waker keeps out
+		// new shared callers for its sake, until giveUpLocked releases the claim.
 		mayIntend := c.store.driver.Wakes() && cl.WillRetry && !cl.Shared
 		var held *backend.HeldError
 		if mayIntend && errors.As(err, &held) && held.Shared {
-			left := cl // a pointer to cl itself would allocate cl for every attempt
-			w.intent = &left
+			intent := cl // a pointer to cl itself would allocate cl for every attempt
+			w.intent = &intent
 		}
 		return nil, err
 	}
@@ -573,8 +586,8 @@ func (w *wait) attempt(ctx context.Context, start clock.Instant, slept int64, la
 // triesPerTimeout is how many attempts without an answer fit into Options.Timeout.
 const triesPerTimeout = 3
 
-// waitInStore calls the driver's Wait for as long as this caller may wait. If the outcome is
-// unknown, the reaper releases the token.
+// waitInStore calls the driver's Wait, until it returns or the caller's wait ends. If the outcome
+// is unknown, the reaper releases the token.
 func (w *wait) waitInStore(ctx context.Context, start clock.Instant, slept int64) (*hold, error) {
 	c := w.c
 	ctx, cancel := context.WithCancel(ctx)
@@ -594,11 +607,13 @@ func (w *wait) waitInStore(ctx context.Context, start clock.Instant, slept int64
 	case err == nil:
 		now, _ := c.clock.Read()
 		return newHold(&c.renewer, cl, g, start, now, slept)
-	case ctx.Err() == nil:
+	case ctx.Err() == nil: // the wait goes on, so err is not about its end
 		err = calls.PlainDated(err, cl.Timeout)
 	case errors.Is(err, ErrHeld) && calls.IsContextError(err):
-		// Report only that the key was held, because ctx may have ended by WithMaxWait. The reaper
-		// or the driver releases the place in the queue.
+		// The end of ctx has ended the wait for a key that was held. Report only that it was held,
+		// because ctx here may have ended by WithMaxWait or Close. The method over adds the error
+		// of the caller's context, if that has ended. The reaper or the driver releases the place
+		// in the queue.
 		var held *backend.HeldError
 		if errors.As(err, &held) {
 			return nil, held
@@ -615,8 +630,8 @@ func (w *wait) over(ctx context.Context, err error, sent clock.Instant, last boo
 	outage, final := w.note(err, sent, last)
 	took := time.Duration(w.c.clock.Awake() - sent)
 
-	// Check ctx before the outage: if ctx has ended, the error must say so, and give the last
-	// answer as well.
+	// Check ctx before the outage, because if ctx has ended, the error must say so. endErr joins
+	// that end and the last answer.
 	switch {
 	case final:
 		return true, err
@@ -627,7 +642,9 @@ func (w *wait) over(ctx context.Context, err error, sent clock.Instant, last boo
 	case w.once && !w.repeats(took):
 		return true, err
 	case last && w.untilLastCall(ctx) <= 0, w.c.clock.Now() >= w.end:
-		// If the deadline of ctx comes first, wait until then, so that the error reports it.
+		// There is no time for another call. If the deadline of ctx ends the wait, and not
+		// WithMaxWait, wait until the deadline, so that the error reports it. Allow for Grace,
+		// because the timer of ctx may be late.
 		if d, ok := ctx.Deadline(); ok && w.c.clock.Time(w.end).After(d) {
 			rest(ctx, w.c.closing.Done(), time.Until(d)+calls.Grace)
 		}
@@ -636,9 +653,9 @@ func (w *wait) over(ctx context.Context, err error, sent clock.Instant, last boo
 	return false, nil
 }
 
-// repeats reports whether a call that makes only one attempt repeats it. It does if the attempt
-// took a third of Timeout or more, so probably nothing answered, and if another one fits into
-// Timeout.
+// repeats reports whether a call that makes only one attempt repeats it. The attempt took the time
+// took. The call repeats it if that was a third of Timeout or more, so probably nothing answered,
+// and if another attempt fits into Timeout, with an eighth of Timeout in reserve.
 func (w *wait) repeats(took time.Duration) bool {
 	c := w.c
 	elapsed := time.Duration(c.clock.Awake() - w.began)
@@ -673,6 +690,7 @@ func (w *wait) note(err error, sent clock.Instant, last bool) (outage time.Durat
 			w.lastAnswer = nil
 		}
 	default:
+		// The last call may be cut short, so an earlier ErrHeld says more than its error.
 		ln.Answered(err, sent)
 		if !last || !errors.Is(w.lastAnswer, ErrHeld) {
 			w.lastAnswer = err
@@ -694,14 +712,15 @@ func (w *wait) outageOf(err error, began clock.Instant) clock.Instant {
 	var dated *backend.UnavailableError
 	switch {
 	case errors.As(err, &dated) && !dated.Since.IsZero():
-		return min(c.clock.At(dated.Since, 0), now)
+		return min(c.clock.At(dated.Since, 0), now) // with 0, At returns a time of Clock.Awake
 	case calls.IsContextError(err):
 		return began
 	}
 	return now
 }
 
-// endErr returns the error of a wait that was ended by ctx, by WithMaxWait, or by Close.
+// endErr returns the error of a wait that was ended by ctx, by WithMaxWait, or by Close. It joins
+// the last answer of the store and the end of ctx. If there is neither, the error is an outage.
 func (w *wait) endErr(ctx context.Context) error {
 	if w.c.closing.Err() != nil {
 		return ErrClosed
@@ -729,12 +748,13 @@ func (w *wait) endErr(ctx context.Context) error {
 func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration {
 	c := w.c
 	outage := !errors.Is(err, ErrHeld)
-	var held backend.HeldError
+	var held backend.HeldError // zero if err says nothing of the hold
 	var refusal *backend.HeldError
 	if errors.As(err, &refusal) {
 		held = *refusal
 	}
 
+	// A foreign program wakes nobody, so a caller that waits for it polls although it listens.
 	var d time.Duration
 	listens := w.Wake != nil && !held.Foreign
 	asksBackoff := outage || !listens
@@ -743,28 +763,30 @@ func (w *wait) pause(ctx context.Context, attempt int, err error) time.Duration 
 	}
 	switch {
 	case outage:
-		// In an outage, no sleep is shorter than least, so that calls that fail immediately do not
-		// keep a processor busy. Shorten a long Backoff to the time that is left for retries.
-		least := line.Jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
+		// In an outage, no sleep is below the duration shortest, so that calls that fail
+		// immediately do not keep a processor busy. Shorten a long Backoff to the time that is left
+		// for retries.
+		shortest := line.Jitter(min(5*time.Millisecond<<min(attempt, 6), c.opts.Timeout/8))
 		c.mu.Lock()
-		rest := c.opts.Timeout - w.line.Outage(w.began)
+		left := c.opts.Timeout - w.line.Outage(w.began)
 		c.mu.Unlock()
-		d = max(min(d, rest), least)
+		d = max(min(d, left), shortest)
 	case listens:
 		// At random, so that callers that began together do not always ask together.
 		d = listenPoll - rand.N(listenPoll/8)
-	case c.opts.Backoff == nil:
+	case c.opts.Backoff == nil: // otherwise d is the result of Backoff
 		c.mu.Lock()
 		d = w.line.Refused(w.start, &held)
 		c.mu.Unlock()
 	}
 
-	// Ask again soon, because each attempt keeps out new shared callers only for a while.
+	// Beside shared holds, ask again soon, because each attempt of an exclusive caller keeps out
+	// new shared callers only for a while. If the driver is a Waker, it keeps them out for longer.
 	if held.Shared && !w.r.shared && !listens {
 		d = min(d, backend.SharedRetryEvery)
 	}
 
-	// Ask at the end of the term, because the key is free then if the holder has died.
+	// Ask when the holder's term ends, because the key is free then if the holder has died.
 	if held.RetryAfter > 0 {
 		d = min(d, held.RetryAfter+line.MinSleep)
 	}
@@ -777,14 +799,14 @@ const listenPoll = time.Second
 
 // listen calls Listen of a Waker, unless the caller listens already, or a Listen has failed within
 // the last listenPoll. If listen returns true, the caller has begun to listen and must ask once
-// more. Otherwise the caller sleeps.
+// more. Otherwise nothing has changed for the caller, which sleeps and polls.
 func (w *wait) listen(ctx context.Context) bool {
 	c := w.c
 	if !c.store.driver.Wakes() || w.Wake != nil {
 		return false
 	}
 
-	// Leave most of the time to the attempt that follows.
+	// Leave most of Timeout to the attempt that follows.
 	bound := min(c.opts.Timeout/3, listenPoll, w.untilLastCall(ctx))
 	if bound <= 0 || c.clock.Now() < w.listenAgain {
 		return false
@@ -814,35 +836,30 @@ func (w *wait) stopListening() {
 	w.Listening = calls.Listening{}
 }
 
-// sleep returns true after the duration d, or when a Waker wakes the caller. It returns false as
-// soon as ctx ends or Close begins.
-func (w *wait) sleep(ctx context.Context, d time.Duration) bool {
+// sleep returns after the duration d, when a Waker wakes the caller, when ctx ends, or when Close
+// begins.
+func (w *wait) sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case _, ok := <-w.Wake: // the channel keeps a signal that came during the attempt
-		if !ok {
+		if !ok { // the driver has closed the channel, because it cannot listen any more
 			w.stopListening()
 			w.listenAgain = w.c.clock.Now().Add(listenPoll)
 		}
 	case <-ctx.Done():
-		return false
 	case <-w.c.closing.Done():
-		return false
 	}
-	return true
 }
 
-// rest returns true after the duration d, or false once ctx has ended or quit is closed.
-func rest(ctx context.Context, quit <-chan struct{}, d time.Duration) bool {
+// rest returns after the duration d, when ctx ends, or when quit is closed.
+func rest(ctx context.Context, quit <-chan struct{}, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return true
 	case <-ctx.Done():
 	case <-quit:
 	}
-	return false
 }

@@ -120,13 +120,15 @@ var (
 // Definite reports whether err is definite: the call that returned it has changed nothing in the
 // store.
 func Definite(err error) bool {
-	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) || errors.Is(err, ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
+	return errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) ||
+		errors.Is(err, ErrInvalid) || errors.Is(err, errors.ErrUnsupported)
 }
 
 // Outage returns err as an [*UnavailableError], unless err is nil, definite, or about the end of ctx.
 // A constructor that calls its store returns such an error, because no engine marks it.
 func Outage(ctx context.Context, err error) error {
-	if err == nil || Definite(err) || ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+	endedByCtx := ctx.Err() != nil && errors.Is(err, ctx.Err())
+	if err == nil || Definite(err) || endedByCtx {
 		return err
 	}
 	return &UnavailableError{Err: err}
@@ -164,7 +166,7 @@ type HeldError struct {
 // Error names the holder, and says how long the key stays taken, as far as that is known. The name
 // is quoted, because an owner may be any string.
 func (e *HeldError) Error() string {
-	var left time.Duration
+	var left time.Duration // 0 if it is not known
 	switch {
 	case e.RetryAfter >= time.Second:
 		left = e.RetryAfter.Round(time.Second)
@@ -581,14 +583,15 @@ const eachAtOnce = 16
 func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err error),
 	renew func(ctx context.Context, c Claim) (Grant, error)) {
 	if len(cs) == 1 {
-		// The usual case needs no goroutine.
+		// The usual case needs no goroutine. It calls renew even after the end of ctx.
 		g, err := renew(ctx, cs[0])
 		done(0, g, err)
 		return
 	}
 
-	// If eachAtOnce calls are in flight, each tick starts one more. There are 2n+1 ticks until the
-	// deadline, so n claims are sent in the first half of the time.
+	// If eachAtOnce calls are in flight, each tick starts one more. With n claims there are 2n+1
+	// ticks until the deadline. So even if no call returns, all n claims are sent in the first half
+	// of the time.
 	var ticks <-chan time.Time
 	if end, ok := ctx.Deadline(); ok {
 		t := time.NewTicker(max(time.Until(end)/time.Duration(2*len(cs)+1), 1))
@@ -596,7 +599,7 @@ func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err er
 		ticks = t.C
 	}
 
-	slots := make(chan struct{}, eachAtOnce)
+	slots := make(chan struct{}, eachAtOnce) // has a value for each call that no tick has started
 	var wg sync.WaitGroup
 	defer wg.Wait() // done must not be called after RenewEach has returned
 
@@ -605,7 +608,7 @@ func RenewEach(ctx context.Context, cs []Claim, done func(i int, g Grant, err er
 		select {
 		case slots <- struct{}{}:
 			free = func() { <-slots }
-		case <-ticks:
+		case <-ticks: // this call is beyond eachAtOnce, so it has no slot to free
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {

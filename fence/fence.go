@@ -66,10 +66,13 @@ func Compare(resource string, f, seen uint64) error {
 // protects the resource.
 func Of(ctx context.Context) (uint64, error) {
 	leases := hasp.LeasesOf(ctx)
-	if w, ok := ctx.Value(withKey).(with); ok && w.around == first(leases) {
+	l := first(leases)
+
+	// If l is not the lease around With, it was taken inside With, and its own fence counts.
+	if w, ok := ctx.Value(withKey).(with); ok && w.around == l {
 		return w.fence, nil
 	}
-	switch l := first(leases); {
+	switch {
 	case l == nil:
 		return 0, fmt.Errorf("%w: the context is not of a lease", ErrNone)
 	case len(leases) > 1:
@@ -84,6 +87,7 @@ func Of(ctx context.Context) (uint64, error) {
 	}
 }
 
+// first returns the first lease, or nil if there is none.
 func first(leases []*hasp.Lease) *hasp.Lease {
 	if len(leases) == 0 {
 		return nil
@@ -96,7 +100,7 @@ var withKey = new(int)
 // with is the value that With stores in a context.
 type with struct {
 	fence  uint64
-	around *hasp.Lease // the innermost lease around With; a lease taken later is inside With
+	around *hasp.Lease // the innermost lease around With, or nil
 }
 
 // With returns a context with the fence f, which came from another process with a request or a

@@ -59,7 +59,7 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	f, err := Of(r.Context())
 	switch {
 	case errors.Is(err, ErrNone):
-		return base.RoundTrip(r)
+		return base.RoundTrip(r) // without a fence
 	case err != nil:
 		if r.Body != nil {
 			r.Body.Close() // a RoundTripper must close it
@@ -74,7 +74,8 @@ func (t Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return resp, err
 	}
 
-	seen, _ := strconv.ParseUint(resp.Header.Get(Header), 10, 64) // 0 if there is no header
+	// Without the header, seen is 0, so Compare returns nil, and the 412 is returned as an answer.
+	seen, _ := strconv.ParseUint(resp.Header.Get(Header), 10, 64)
 	if err := Compare(r.URL.Host+r.URL.Path, f, seen); err != nil {
 		resp.Body.Close()
 		return nil, err

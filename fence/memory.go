@@ -44,7 +44,7 @@ func (m *Memory) Do(ctx context.Context, resource string, write func(context.Con
 	if err := Compare(resource, f, e.seen); err != nil {
 		return err
 	}
-	e.seen = f // before the write, which may die in the middle
+	e.seen = f // before the write, because a write that fails also raises the fence
 	return write(ctx)
 }
 

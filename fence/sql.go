@@ -40,8 +40,9 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string) error {
 		return fmt.Errorf("fence: %d is too large for a BIGINT", f)
 	}
 
-	// Both variants lock the row even if they do not raise its fence. They read the fence after
-	// they have waited for the lock.
+	// Both variants raise the fence of the row to f, unless it is larger already, and then read it
+	// into seen. They lock the row even if they do not raise its fence. They read the fence after
+	// they have waited for the lock, so seen includes what other holders have written.
 	table := cmp.Or(s.Table, "fences")
 	var seen uint64
 	if s.MySQL {

@@ -35,8 +35,9 @@ type Caller struct {
 }
 
 // Call runs f, which makes one call to the store and receives the values of ctx. It returns when f
-// returns, when the duration bound has passed, or when ctx ends. If the function late is not nil,
-// Call also returns when Closing ends. If Call returns before f, late receives the outcome of f.
+// returns, when the duration bound has passed, or when ctx ends. If Call returns before f, the
+// function late receives the outcome of f, unless late is nil. If late is not nil, Call also
+// returns when Closing ends.
 //
 // The Traits decide how f runs. If Reach is Process, the function Direct runs f to its end. If the
 // driver's calls end with their context (see Cancellation), Direct runs f with a context that ends
@@ -54,15 +55,17 @@ func Call[T any](c *Caller, ctx context.Context, bound time.Duration,
 		return Direct(c, ctx, closing, bound, f)
 	}
 
-	outlives := func(ctx context.Context) (T, error) {
+	// Let only bound end the context of f, and let the end of ctx be Run's signal to leave. So the
+	// error of a context tells which of the two ended the call.
+	plain := func(ctx context.Context) (T, error) {
 		v, err := f(ctx)
 		return v, Plain(err, bound)
 	}
-	v, err := Run(c, context.WithoutCancel(ctx), bound, ctx.Done(), quit, outlives, late)
+	v, err := Run(c, context.WithoutCancel(ctx), bound, ctx.Done(), quit, plain, late)
 	switch err {
 	case ErrLeft:
 		err = ctx.Err()
-	case context.DeadlineExceeded:
+	case context.DeadlineExceeded: // of Run itself, because plain never returns it
 		err = NoAnswer(bound)
 	}
 	return v, err
@@ -83,13 +86,15 @@ func (c *Caller) Prompt(ctx context.Context) bool {
 	return c.Traits.Reach == backend.Process
 }
 
-// Direct runs f on the caller's goroutine. The context of f ends when the context ctx or quit ends,
-// or when the duration bound has passed. The argument quit may be nil. With CancelByDeadline, f may
-// go on after the end of quit. If Reach is Process, the context of f never ends.
+// Direct runs f on the caller's goroutine, and returns when f returns. The context of f ends when
+// the context ctx or quit ends, or when the duration bound has passed. The argument quit may be
+// nil. With CancelByDeadline, a driver's call ends only at its deadline, so it may go on after the
+// end of quit. If Reach is Process, the context of f never ends, because a call within the process
+// is short and its outcome is then always known.
 func Direct[T any](c *Caller, ctx, quit context.Context, bound time.Duration,
 	f func(context.Context) (T, error)) (T, error) {
 	if c.Traits.Reach == backend.Process {
-		if ctx.Done() != nil {
+		if ctx.Done() != nil { // otherwise ctx never ends, and WithoutCancel would only cost memory
 			ctx = context.WithoutCancel(ctx)
 		}
 		return f(ctx)
@@ -99,18 +104,19 @@ func Direct[T any](c *Caller, ctx, quit context.Context, bound time.Duration,
 	defer within.End()
 	v, err := f(within)
 
-	// If a context caused the error, say whether it was the caller's.
 	switch {
-	case err == nil:
-	case backend.Definite(err):
+	case err == nil, backend.Definite(err):
+		// The store has answered.
 	case ctx.Err() != nil:
-		err = ctx.Err()
+		err = ctx.Err() // the caller's context has ended the call
 	case err == context.DeadlineExceeded:
-		err = NoAnswer(bound)
+		err = NoAnswer(bound) // the driver's error says no more than that
 	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
+		// The end of within has probably caused err, but err does not say that the time ran out.
+		// If quit has ended within, the engine reports ErrClosed instead of this error.
 		err = fmt.Errorf("%v: %w", err, NoAnswer(bound))
 	default:
-		err = Plain(err, bound)
+		err = Plain(err, bound) // the driver's own error
 	}
 	return v, err
 }
@@ -125,7 +131,7 @@ func Direct[T any](c *Caller, ctx, quit context.Context, bound time.Duration,
 // Run returns the cause of Closing without calling f.
 func Run[T any](c *Caller, ctx context.Context, bound time.Duration, leave, quit <-chan struct{},
 	f func(context.Context) (T, error), late func(T, error)) (v T, err error) {
-	end := func() {}
+	end := func() {} // frees the timer of bound
 	if bound > 0 {
 		ctx, end = context.WithTimeout(ctx, bound)
 	}
@@ -162,7 +168,7 @@ func Run[T any](c *Caller, ctx context.Context, bound time.Duration, leave, quit
 	case <-quit:
 		err = context.Cause(c.Closing)
 	case <-ctx.Done():
-		// Give the call, which has the same context, a moment to return.
+		// Give f, which has the same context, a moment to return an error of its own.
 		err = ctx.Err()
 		timer := time.NewTimer(Grace)
 		defer timer.Stop()
@@ -173,7 +179,7 @@ func Run[T any](c *Caller, ctx context.Context, bound time.Duration, leave, quit
 		}
 	}
 
-	// The call may have ended at the same moment. If it set decided first, use its answer.
+	// f may have returned at the same moment. If its goroutine set decided first, use its answer.
 	if decided.Swap(true) {
 		<-done
 		return answer, failure
@@ -201,7 +207,7 @@ func PlainDated(err error, d time.Duration) error {
 	flat := Plain(err, d)
 	var dated *backend.UnavailableError
 	if errors.As(flat, &dated) || !errors.As(err, &dated) {
-		return flat
+		return flat // it has the start already, or err has none
 	}
 	return &backend.UnavailableError{Since: dated.Since, Err: flat}
 }

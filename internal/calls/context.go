@@ -13,7 +13,7 @@ type Context struct {
 	parent   context.Context
 	quit     context.Context
 	deadline time.Time
-	parents  bool // the deadline is the parent's, so the parent reports when it passes
+	inherits bool // the deadline is the parent's, so the parent reports when it passes
 
 	mu     sync.Mutex // guards the fields below
 	native *native    // created when a caller first asks for Done; nil until then
@@ -35,7 +35,7 @@ func WithTimeout(parent, quit context.Context, d time.Duration) *Context {
 	}
 	if earlier, ok := parent.Deadline(); ok && earlier.Before(c.deadline) {
 		c.deadline = earlier
-		c.parents = true
+		c.inherits = true
 	}
 	return c
 }
@@ -66,14 +66,15 @@ func (c *Context) End() {
 	}
 }
 
-// Done returns a channel that is closed when the context ends.
+// Done returns a channel that is closed when the context ends. The first call creates the native
+// context, which reports the end from then on.
 func (c *Context) Done() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.native == nil {
 		var ctx context.Context
 		var cancel context.CancelFunc
-		if c.parents {
+		if c.inherits {
 			ctx, cancel = context.WithCancel(c.parent) // needs no timer of its own
 		} else {
 			ctx, cancel = context.WithDeadline(c.parent, c.deadline)
@@ -109,11 +110,12 @@ func (c *Context) Err() error {
 
 	// If native is nil, there is no timer, so look at the clock. Keep the answer, because an error
 	// must not change once a caller has seen it.
-	switch c.err = c.parent.Err(); {
+	c.err = c.parent.Err()
+	switch {
 	case c.err != nil:
 	case c.quit.Err() != nil:
 		c.err = context.Canceled
-	case !c.parents && !time.Now().Before(c.deadline):
+	case !c.inherits && !time.Now().Before(c.deadline):
 		c.err = context.DeadlineExceeded
 	}
 

@@ -33,7 +33,8 @@ func (d *Driver) Waits() bool { return d.waiter != nil }
 func (d *Driver) Wakes() bool { return d.waker != nil }
 
 // OwnEnd returns err, or the error of ctx if err is the cause of ctx's end. A driver on net/http
-// returns that cause, which may match a definite error, such as the loss of another lease.
+// returns that cause, which may match a definite error, such as the loss of another lease. The
+// engine would take it for the store's answer.
 func OwnEnd(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err

@@ -55,7 +55,7 @@ const checkInterval = time.Millisecond
 // Clock notices no suspend, because it serves a store in this process.
 func New(suspended func() time.Duration, local bool) *Clock {
 	k := &Clock{
-		base:      time.Now().Add(-1),
+		base:      time.Now().Add(-1), // so that no reading is the Instant 0, which means no moment
 		suspended: suspended,
 		local:     local,
 		before:    suspended(),
@@ -92,8 +92,8 @@ func (k *Clock) Read() (now Instant, slept int64) {
 
 	seen := int64(k.suspended() - k.before)
 
-	// Store only a larger value, because instants must not go back, and another goroutine may have
-	// stored a larger value meanwhile.
+	// Store only a larger value, because instants must not go back. If another goroutine has stored
+	// a value meanwhile, CompareAndSwap fails. Then compare with that value.
 	for seen >= slept+minSuspend && !k.slept.CompareAndSwap(slept, seen) {
 		slept = k.slept.Load()
 	}
@@ -101,7 +101,8 @@ func (k *Clock) Read() (now Instant, slept int64) {
 	// Store nextCheck only after slept. Otherwise another goroutine would use the old slept.
 	k.nextCheck.Store(awake + int64(checkInterval))
 
-	// Let both results include the same slept.
+	// Load slept once for both results, so that now − slept is the time of Awake. Another goroutine
+	// may have raised k.slept.
 	slept = k.slept.Load()
 	return Instant(int64(time.Since(k.base)) + slept), slept
 }
@@ -115,8 +116,8 @@ func (k *Clock) At(t time.Time, slept int64) Instant {
 
 // Time converts t to a time.Time, for people and for timers.
 func (k *Clock) Time(t Instant) time.Time {
-	// Compute the result from the present time. The wall clock of a time computed from base would
-	// lack the suspends since base was read.
+	// Add the time from now to t to the present time. If t was added to base, the wall clock of the
+	// result would lack the suspends since base was read.
 	now := time.Now()
 	return now.Add(time.Duration(int64(t)-k.slept.Load()) - now.Sub(k.base))
 }

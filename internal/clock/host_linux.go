@@ -41,15 +41,16 @@ func read(clock uintptr) (ns int64, ok bool) {
 	return at.Nano(), errno == 0
 }
 
-// bootID returns the identifier, and how far the boot clock is ahead in this process's time
-// namespace.
+// bootID returns the kernel's identifier of this boot, or "" if the kernel does not tell it. It
+// also returns how far the boot clock of this process's time namespace is ahead of the host's.
 var bootID = sync.OnceValues(func() (id string, ahead time.Duration) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", 0
 	}
 
-	// A kernel that lacks the file has no time namespaces.
+	// A kernel that lacks this file has no time namespaces, so ahead is 0. The file has a line
+	// "boottime SECONDS NANOSECONDS".
 	offsets, _ := os.ReadFile("/proc/self/timens_offsets")
 	var s, ns int64
 	if _, after, found := strings.Cut(string(offsets), "boottime"); found {
@@ -58,14 +59,15 @@ var bootID = sync.OnceValues(func() (id string, ahead time.Duration) {
 	return strings.TrimSpace(string(b)), time.Duration(s)*time.Second + time.Duration(ns)
 })
 
-// suspended returns the difference of two clocks, only one of which runs during a suspend. It
-// returns 0 if the kernel lacks one of the clocks.
+// suspended returns how long the host has slept since its boot: the difference of the boot clock,
+// which runs during a suspend, and the monotonic clock, which does not. It returns 0 if the kernel
+// lacks one of the clocks.
 func suspended() time.Duration {
 	// Read the boot clock first. If this process stands still between the two readings, the result
 	// is then too small and not too large. The next call corrects a result that is too small.
-	boot, ok := read(clockBoottime)
-	monotonic, too := read(clockMonotonic)
-	if !ok || !too {
+	boot, hasBoot := read(clockBoottime)
+	monotonic, hasMonotonic := read(clockMonotonic)
+	if !hasBoot || !hasMonotonic {
 		return 0
 	}
 	return time.Duration(boot - monotonic)

@@ -134,9 +134,11 @@ func (ln *Line) Held() bool { return ln.hold != nil }
 // Crowded reports whether the line has more than one caller.
 func (ln *Line) Crowded() bool { return ln.callers > 1 }
 
-// mayAsk reports whether a caller that has just come asks the store. The first caller does. If the
-// driver is Ordered, the others ask as well, except a TryLock, because another caller has the key
-// or waits for it. But during an outage, a TryLock behind another caller asks too.
+// mayAsk reports whether a caller that has just come, and is counted already, may ask the store. If
+// the driver is not Ordered, only the head may, so the caller must find the line without a head. If
+// the driver is Ordered, it queues the callers, so each caller may ask. But a TryLock behind
+// another caller does not ask, because that caller has the key or waits for it. During an outage
+// even such a TryLock asks.
 func (ln *Line) mayAsk(once bool) bool {
 	if !ln.q.Ordered {
 		return !ln.hasHead
@@ -174,14 +176,15 @@ func (ln *Line) Quit(t *Turn) (lease any) {
 	return tk.Lease
 }
 
-// LeaveWithoutHold removes a caller that has asked the store and got no hold. During an outage it
-// first ends the wait of each caller that has waited for Timeout during the outage.
+// LeaveWithoutHold removes a caller that has asked the store and got no hold. Unless the driver is
+// Ordered, that caller is the head, and the first caller in line that has not waited for Timeout
+// during the outage becomes the head. The callers before it get the error of the outage.
 func (ln *Line) LeaveWithoutHold() {
 	if !ln.q.Ordered {
 		for {
 			t := ln.First()
 			if t == nil || ln.Outage(t.Since) < ln.q.Timeout {
-				break
+				break // without an outage, Outage returns 0
 			}
 			ln.remove(t)
 			t.Ready <- Ticket{Do: GiveUp, Err: ln.last}
@@ -205,11 +208,13 @@ func (ln *Line) Started(h *Hold, waited time.Duration, sought bool) {
 	p.note(waited)
 	p.found = 0
 
-	// If the hold was refused before, a gap follows its release, however long the hold lasts.
+	// If the caller was refused before it got h, others may want the key, so a gap follows the
+	// release of h, however long h lasts.
 	ln.sought = sought
 
 	// The row begins here even if no caller waits yet, because a caller may come during the hold
-	// and get the hold by a hand-over.
+	// and get the hold by a hand-over. Without turns, a row begins anew with a hold that came after
+	// a refusal, because another Client has had the key before that hold.
 	if p.began == 0 || ln.turns == 0 && ln.sought {
 		p.began = h.Granted
 	}
@@ -230,25 +235,27 @@ func (ln *Line) Give(t *Turn, l any) {
 func (ln *Line) Ended(h *Hold) {
 	ln.q.Open--
 	switch {
-	case ln.shared: // the line has no other caller
+	case ln.shared: // the line has no other caller, and leaves no gap
 	case ln.callers == 1: // the line ends
 		ln.lastLeaves()
 	case !ln.q.Ordered: // the next caller in line becomes the head
 		ln.promote()
 	case ln.hold == h:
-		// The others wait in the driver. If one of them had a newer hold already, that would be the
-		// hold of the line.
+		// The other callers wait in the driver, and need no ticket. If one of them has a newer hold
+		// already, ln.hold is that hold, and stays.
 		ln.hold = nil
 	}
 	ln.leave()
 }
 
-// promote makes the first caller that waits the head.
+// promote makes the first caller that waits the head, or leaves the line without a head. The last
+// head has had a hold that ends, or has given up, and then ln.hold is nil.
 func (ln *Line) promote() {
 	now := ln.q.Clock.Now()
 	over := ln.RowOver(now)
 	if ln.hold != nil {
-		// If the store did not answer the last call for the hold, it may hang.
+		// Tell the next head that the key was held here. But if the last call for the hold was not
+		// answered, the store may hang, so keep the error of the outage.
 		if ln.hold.Failed == 0 {
 			ln.last = ErrHeldHere
 		}
@@ -258,7 +265,7 @@ func (ln *Line) promote() {
 	next := ln.First()
 	ln.hasHead = next != nil
 	switch {
-	case next == nil:
+	case next == nil: // the row has ended
 		ln.turns = 0
 		ln.pace.began = 0
 	case over:
@@ -271,8 +278,8 @@ func (ln *Line) promote() {
 	}
 
 	// The ticket tells the caller that it is the head. If the caller leaves at the same moment,
-	// Quit finds the ticket. If the last head has left during a gap, the next head waits for the
-	// rest of the gap.
+	// Quit finds the ticket. The gap may have begun earlier, because the last head may have left
+	// during a gap. Then the next head waits for the rest of that gap.
 	ln.remove(next)
 	after := max(time.Duration(ln.gapEnds-now), 0)
 	next.Ready <- Ticket{Do: MayAsk, LastAnswer: ln.last, After: after}
@@ -320,11 +327,12 @@ func (ln *Line) Unanswered(sent clock.Instant) {
 	}
 }
 
-// Yields returns how much longer the Client leaves the key to other programs now.
+// Yields returns how much longer the Client leaves the key to other programs now, or 0 if it does
+// not; see mixed.go.
 func (ln *Line) Yields() time.Duration {
 	until := ln.q.contended.keys[ln.key].mixed
 	if until == 0 {
-		return 0 // without a look at the clock
+		return 0 // the usual case, without a look at the clock
 	}
 
 	now := ln.q.Clock.Now()
@@ -391,8 +399,9 @@ const (
 	maxGap = 100 * time.Millisecond
 )
 
-// RowOver reports whether other Clients should get a turn now. If a hold may linger, its row lasts
-// for Fresh, however many callers use it.
+// RowOver reports whether other Clients should get a turn now. If the hold may linger, the row
+// lasts for Fresh, however many callers use the hold. Any other row is not over before it has had a
+// turn, because until then the Client has not preferred its own callers to those of others.
 func (ln *Line) RowOver(now clock.Instant) bool {
 	lasted := time.Duration(now - ln.pace.began)
 	mayLinger := ln.hold != nil && ln.hold.MayLinger
@@ -405,14 +414,8 @@ func (ln *Line) RowOver(now clock.Instant) bool {
 	return ln.turns >= rowTurns && lasted >= max(rowTime, rowTrips*ln.q.RoundTrip())
 }
 
-// endRow ends the row of the line, and returns the end of the gap after it. If the key is
-// contended, the gap is two round trips longer, up to maxGap. If Clients also poll for the key, the
-// gap is at least as long as this Client's first sleep. After a hold that lingered, the gap is as
-// long as the longest sleep of a caller that has waited since the grant, so that the next caller of
-// another Client need not wait for a second row.
-//
-// If the driver knows that nobody waits, there is no gap. But programs that do not listen may have
-// waited while the key lingered.
+// endRow ends the row of the line, and returns the end of the gap after it. The argument contended
+// is true if the store has refused the key lately, or if callers of this Client wait for it.
 func (ln *Line) endRow(now clock.Instant, contended bool) clock.Instant {
 	p := &ln.pace
 	lasted := time.Duration(now - p.began)
@@ -423,18 +426,28 @@ func (ln *Line) endRow(now clock.Instant, contended bool) clock.Instant {
 	p.began = 0
 	ln.turns = 0
 
+	// If the driver knows that nobody waits, there is no gap. But programs that do not listen may
+	// have waited while the key lingered, and the driver does not know of them.
 	lingered := ln.lingered()
 	if ln.hold != nil && ln.hold.Unheard.Load() && !lingered {
 		return now
 	}
 
+	// Two round trips are enough for another Client to learn of the release and to ask.
 	if contended {
 		d += max(2*ln.q.RoundTrip(), MinSleep)
 	}
 	d = min(d, maxGap)
+
+	// If other Clients poll, they find the key free only in a gap as long as their sleeps. Take
+	// this Client's own first sleep as the measure.
 	if contended && ln.q.Polls {
 		d = max(d, p.sleep(0, 0))
 	}
+
+	// A caller that polls during a hold sleeps for age/partOfHold, and the function around makes
+	// that up to 3/2 of it. After a hold that lingered, let the gap be as long as the last such
+	// sleep, so that the caller need not wait for a second row.
 	if lingered {
 		d = max(d, min(lasted, Fresh)*3/2/partOfHold)
 	}
@@ -444,11 +457,13 @@ func (ln *Line) endRow(now clock.Instant, contended bool) clock.Instant {
 // lingered reports whether the hold of the line has lingered.
 func (ln *Line) lingered() bool { return ln.hold != nil && ln.hold.Lingered }
 
-// lastLeaves is called when the hold of the last caller in line has ended. It begins a gap even if
-// the store has not refused this Client lately, because other Clients may have asked only during
-// holds. If this Client took the key again immediately, the others would never find the key free.
-// But after a brief row there is no gap, and if the key is contended, the next caller goes on with
-// the row.
+// lastLeaves is called when the hold of the last caller in line has ended. It stores the gap and
+// the pace of the line for the next line of the key.
+//
+// It begins a gap even if the store has not refused this Client lately, because other Clients may
+// have asked only during holds. If this Client took the key again immediately, the others would
+// never find the key free. But after a brief row there is no gap, and if the key is contended, the
+// next caller goes on with the row.
 func (ln *Line) lastLeaves() {
 	q := ln.q
 	if q.Ordered && !ln.lingered() {
@@ -460,13 +475,13 @@ func (ln *Line) lastLeaves() {
 	}
 
 	k := q.contended.keys[ln.key]
-	known := now < k.until
+	contended := now < k.until
 	brief := time.Duration(now-ln.pace.began) < briefRow
 	if !brief { // otherwise the row goes on
-		k.gapEnds = ln.endRow(now, known)
+		k.gapEnds = ln.endRow(now, contended)
 	}
-	if !known && k.gapEnds <= now {
-		return
+	if !contended && k.gapEnds <= now {
+		return // the next line needs nothing of this one
 	}
 
 	k.pace = ln.pace
@@ -474,7 +489,8 @@ func (ln *Line) lastLeaves() {
 }
 
 // Waited returns how long the Client has waited for the key until now, for a caller that came at
-// the instant since and has waited. Times of more than longestWait count as longestWait.
+// the instant since and has waited. Times of more than longestWait count as longestWait. The result
+// is never 0, which would mean that the caller has not waited.
 func (ln *Line) Waited(now, since clock.Instant) time.Duration {
 	return min(max(time.Duration(now-max(ln.pace.ended, since)), 1), longestWait)
 }

@@ -66,24 +66,26 @@ func (p *pace) note(waited time.Duration) {
 // waited is how long this Client has waited.
 func (p *pace) refused(now clock.Instant, waited time.Duration,
 	held *backend.HeldError) time.Duration {
-	// A hold of another program is known by the end of its term.
+	// The record of a hold says how long its Client waited. If that differs from the last record,
+	// the hold is a new one. The record of another program does not say it. Such a hold is new if
+	// its term ends later. Allow for leastAsleep, because now and RetryAfter are not exact.
 	ends := now.Add(held.RetryAfter)
-	another := held.Foreign && ends > p.ends.Add(leastAsleep)
+	newForeign := held.Foreign && ends > p.ends.Add(leastAsleep)
 
-	if p.found == 0 || held.Waited != p.held || another {
+	if p.found == 0 || held.Waited != p.held || newForeign {
 		p.found = now
 		p.held = held.Waited
 		p.ends = ends
 		switch {
 		case p.mean == 0:
-			p.mean = p.held
+			p.mean = p.held // 0 if the record does not say it
 		case p.held > 0:
 			p.mean += (p.held - p.mean) / meanOver
 		}
 	}
 
 	age := time.Duration(now - p.found)
-	if held.Foreign {
+	if held.Foreign { // see partOfWait
 		d := min(max(waited/partOfWait, leastAsleep), mostAsleep)
 		return around(max(d, min(age/partOfHold, longSleep)))
 	}
@@ -95,10 +97,11 @@ func (p *pace) refused(now clock.Instant, waited time.Duration,
 // a ninth of the mean. The longer the wait, the shorter the sleep, so that no wait is much longer
 // than others.
 func (p *pace) sleep(waited, age time.Duration) time.Duration {
-	d := MinSleep
+	d := MinSleep // if no mean is known
 	if p.mean > 0 {
 		mean := float64(p.mean)
-		d = max(d, time.Duration(2*mean/sleepsInWait/(1+float64(waited)/mean)))
+		share := 2 / (1 + float64(waited)/mean) // 2 at first, and 1 when waited is the mean
+		d = max(d, time.Duration(share*mean/sleepsInWait))
 	}
 	d = max(min(d, maxSleep), min(age/partOfHold, longSleep))
 	return around(d)

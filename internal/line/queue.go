@@ -50,11 +50,11 @@ func (q *Queue) Join(t *Turn, once bool) (*Line, Ticket) {
 	}
 
 	now := q.Clock.Now()
-	k := q.contended.keys[t.Key]
+	k := q.contended.keys[t.Key] // the zero value if other Clients do not want the key
 	ln := q.lines[t.Key]
 	if ln == nil {
 		ln = q.open(t.Key)
-		if now < k.until {
+		if now < k.until { // the key is contended, so go on with the pace of its last line
 			ln.pace = k.pace
 		}
 	}
@@ -69,7 +69,8 @@ func (q *Queue) Join(t *Turn, once bool) (*Line, Ticket) {
 		ln.hasHead = true
 		tk := Ticket{Do: MayAsk, After: max(time.Duration(k.gapEnds-now), 0)}
 		if tk.After > 0 {
-			// The wait of a caller may end before the gap, and so before the store is asked.
+			// The wait of the caller may end before the gap, so before the store is asked. For that
+			// case, say why the caller does not have the key.
 			ln.last = ErrHeldHere
 			tk.LastAnswer = ErrHeldHere
 		}
@@ -80,6 +81,7 @@ func (q *Queue) Join(t *Turn, once bool) (*Line, Ticket) {
 		return nil, Ticket{Do: GiveUp, Err: err}
 	}
 
+	// Wait in line. The channel has room for the ticket, so the sender never blocks.
 	t.Ready = make(chan Ticket, 1)
 	t.place = ln.waiting.PushBack(t)
 	return ln, Ticket{Do: MustWait}
@@ -117,7 +119,8 @@ func (q *Queue) Hold(key string) *Hold {
 }
 
 // Unused returns the keys before the first one that is in use. A key is in use if a caller of this
-// Client wants or holds it, or if the Client leaves it to other Clients for a gap.
+// Client wants or holds it, or if it is contended and the Client leaves it to other Clients for a
+// gap.
 func (q *Queue) Unused(keys []string) []string {
 	now := q.Clock.Now()
 	for i, key := range keys {
@@ -175,6 +178,8 @@ func (k *contended) note(key string, now clock.Instant, foreign bool) {
 	k.set(key, at, now)
 }
 
+// set stores what is known of key. If the table has doubled since the last removal, it first
+// removes the keys whose times have passed.
 func (k *contended) set(key string, at contention, now clock.Instant) {
 	if len(k.keys) >= k.sweepsAt {
 		passed := func(_ string, at contention) bool { return max(at.until, at.gapEnds) <= now }
