@@ -1,6 +1,7 @@
 package hasp_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -70,23 +71,16 @@ func TestReplyLostOnRelease(t *testing.T) {
 
 // A second Unlock waits for the first, and reports its outcome.
 func TestTwoUnlocksAtOnce(t *testing.T) {
-	for _, answered := range []bool{true, false} {
+	for outcome, second := range map[error]error{nil: hasp.ErrReleased, errNet: errNet} {
 		withClient(t, nil, func(t *bench) {
 			t.release = func(q *call) error {
 				time.Sleep(time.Second)
-				if !answered {
-					return errNet
-				}
-				return q.send()
+				return cmp.Or(outcome, q.send())
 			}
 			l := t.lock("k")
 			first := soon(func() error { return l.Unlock(t.Context()) })
-			wantFirst, wantSecond := error(nil), hasp.ErrReleased
-			if !answered {
-				wantFirst, wantSecond = errNet, errNet
-			}
-			want(t, "second", l.Unlock(t.Context()), wantSecond)
-			want(t, "first", <-first, wantFirst)
+			want(t, "second", l.Unlock(t.Context()), second)
+			want(t, "first", <-first, outcome)
 		})
 	}
 }
