@@ -55,13 +55,13 @@ func TestCommandsOfAPair(t *testing.T) {
 	holder := r.hold(t)
 	var xs []*waiting
 	for i := range waiters {
-		xs = append(xs, r.wait(t, ds[i%len(ds)], long(), i+1))
+		xs = append(xs, r.waitOn(t, ds[i%len(ds)], long()))
 	}
 	r.Release(t, holder)
 	turn := func() {
 		x := xs[0]
 		x.got(t)
-		xs = append(xs[1:], r.wait(t, x.d, long(), waiters))
+		xs = append(xs[1:], r.waitOn(t, x.d, long()))
 		x.release(t)
 	}
 	for range ds {
@@ -134,7 +134,7 @@ func TestOwnersOfAnyBytes(t *testing.T) {
 		for _, next := range []backend.Claim{claim("k"), shared()} {
 			c := r.hold(t)
 			next.Owner = owner
-			x := r.wait(t, r.another(t), next, 1)
+			x := r.wait(t, next)
 			if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != owner {
 				t.Errorf("%q: %+v, %v", owner, s, err)
 			}
@@ -156,7 +156,7 @@ func TestListOfKeysThatCallersWaitFor(t *testing.T) {
 	r := onServer(t)
 	r.Do(t, "set", "k", "token-of-a-holder#owner")
 	c := claim("k")
-	x := r.wait(t, r.another(t), c, 1)
+	x := r.wait(t, c)
 	list := func(prefix string) (all []backend.Entry) {
 		for e, err := range r.Driver.List(t.Context(), prefix, c.Timeout) {
 			want(t, "list", err, nil)
@@ -174,7 +174,7 @@ func TestListOfKeysThatCallersWaitFor(t *testing.T) {
 	r.Do(t, "del", "k")
 	x.got(t)
 	next := claim("k")
-	r.wait(t, r.another(t), next, 1)
+	r.wait(t, next)
 	if all := list("k"); len(all) != 1 || all[0].Owner != c.Owner || !slices.Equal(all[0].Waiters, []string{next.Owner}) {
 		t.Errorf("the waiter has the key, and another waits: %+v", all)
 	}
