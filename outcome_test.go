@@ -125,22 +125,6 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 	}
 }
 
-// After an Extend without an answer, the store may keep the key for the longer term. So a release
-// without an answer is repeated for that long.
-func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
-		l := t.lock("k")
-		t.onRenew(lostReply)
-		want(t, "Extend", l.Extend(t.Context(), 10*time.Minute), errNet)
-		t.set(down)
-		want(t, "Unlock", l.Unlock(t.Context()), errNet)
-		time.Sleep(40 * time.Second)
-		t.set(up)
-		time.Sleep(10 * time.Second)
-		t.freed("the key is held 10 s after the outage", "k")
-	})
-}
-
 // The machine sleeps past the term. Then two callers of Unlock repeat the release at the same time.
 func TestUnlockAgainAfterASuspend(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
