@@ -185,32 +185,6 @@ func ExampleWithSlots() {
 	// true
 }
 
-// Any number of readers use the table at the same time. A writer waits for them, and then has the
-// table alone. New readers wait behind the writer.
-func ExampleWithShared() {
-	ctx := context.Background()
-	c, err := memlock.New(nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer c.Close()
-
-	one, _ := c.Lock(ctx, "table", hasp.WithShared())
-	two, _ := c.Lock(ctx, "table", hasp.WithShared())
-	_, err = c.TryLock(ctx, "table")
-	fmt.Println("beside readers:", errors.Is(err, hasp.ErrHeld))
-
-	one.Unlock(ctx)
-	two.Unlock(ctx)
-	writer, _ := c.TryLock(ctx, "table")
-	_, err = c.TryLock(ctx, "table", hasp.WithShared())
-	fmt.Println("beside a writer:", errors.Is(err, hasp.ErrHeld))
-	writer.Unlock(ctx)
-	// Output:
-	// beside readers: true
-	// beside a writer: true
-}
-
 // Transfers go between two accounts in both directions. DoAll and LockAll sort the keys, so two
 // transfers that name the keys in opposite order cannot block each other for ever.
 func ExampleDoAll() {
