@@ -148,10 +148,9 @@ func TestConfigDecodesFromYAMLAndJSON(t *testing.T) {
 }
 
 func TestConfigWinsOverOptions(t *testing.T) {
-	var got []hasp.Event
-	c, err := hasp.Open(t.Context(), "memlock://?owner=m%40e&prefix=a:&ttl=3600&timeout=1s",
-		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) { got = append(got, e) }})
-	await.Must(t, err)
+	var s seen
+	c := await.Value(hasp.Open(t.Context(), "memlock://?owner=m%40e&prefix=a:&ttl=3600&timeout=1s",
+		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: s.observe}))
 	defer c.Close()
 	other := await.Value(hasp.Open(t.Context(), "memlock://", nil))
 	defer other.Close()
@@ -161,8 +160,8 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	if err != nil || !st.Held || st.Owner != "m@e" || st.TTL < 59*time.Minute {
 		t.Errorf("got %+v, %v", st, err)
 	}
-	if len(got) != 2 || got[1].Owner != "m@e" || got[1].Key != "k" {
-		t.Errorf("got events %v", got)
+	if len(s.all) != 2 || s.all[1].Owner != "m@e" || s.all[1].Key != "k" {
+		t.Errorf("got events %v", s.all)
 	}
 }
 

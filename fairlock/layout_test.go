@@ -112,8 +112,8 @@ func TestSinceIsTheStartOfTheHold(t *testing.T) {
 	c := claim("k")
 	r.Acquire(t, c)
 	r.Do(t, "persist", "k")
-	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !s.Since.IsZero() || s.Owner != c.Owner {
-		t.Errorf("without an end: %+v, %v", s, err)
+	if s := r.status(t); !s.Since.IsZero() || s.Owner != c.Owner {
+		t.Errorf("without an end: %+v", s)
 	}
 
 	// A start before 1970 does not fit into the record. An operator may shorten a long term.
@@ -135,14 +135,14 @@ func TestOwnersOfAnyBytes(t *testing.T) {
 			c := r.hold(t)
 			next.Owner = owner
 			x := r.wait(t, next)
-			if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != owner {
-				t.Errorf("%q: %+v, %v", owner, s, err)
+			if s := r.status(t); len(s.Waiters) != 1 || s.Waiters[0] != owner {
+				t.Errorf("%q: %+v", owner, s)
 			}
 			r.Release(t, c)
 			x.got(t)
-			s, err := r.Driver.Inspect(t.Context(), "k")
-			if err != nil || !next.Shared && s.Owner != owner || next.Shared && !slices.Equal(s.Shared, []string{owner}) {
-				t.Errorf("%q: %+v, %v", owner, s, err)
+			s := r.status(t)
+			if !next.Shared && s.Owner != owner || next.Shared && !slices.Equal(s.Shared, []string{owner}) {
+				t.Errorf("%q: %+v", owner, s)
 			}
 			want(t, "renew", r.Renew(t, next), nil)
 			x.release(t)

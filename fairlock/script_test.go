@@ -177,9 +177,8 @@ func TestReportOfALongQueue(t *testing.T) {
 	r := onServer(t)
 	r.hold(t)
 	r.dead(t, 1001, time.Hour)
-	s, err := r.Driver.Inspect(t.Context(), "k")
-	if err != nil || len(s.Waiters) != 1000 {
-		t.Errorf("inspect: %d waiters, %v", len(s.Waiters), err)
+	if n := len(r.status(t).Waiters); n != 1000 {
+		t.Errorf("inspect: %d waiters", n)
 	}
 }
 
@@ -191,8 +190,8 @@ func TestEntriesWithoutAPlace(t *testing.T) {
 	r.dead(t, 40, -time.Second)
 	r.Redis.RPush(t.Context(), queueKey, "odd", "almost PUBLISH channel 1 term 0 an entry", "gone PUBLISH channel 1 1000 0 an entry")
 	x := r.wait(t, claim("k"))
-	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !slices.Equal(s.Waiters, []string{x.c.Owner}) {
-		t.Errorf("inspect: %+v, %v", s, err)
+	if s := r.status(t); !slices.Equal(s.Waiters, []string{x.c.Owner}) {
+		t.Errorf("inspect: %+v", s)
 	}
 	r.Release(t, c)
 	x.served(t)
@@ -366,8 +365,8 @@ func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
 		if _, err := d.Wait(ctx, claim("k")); !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), foreign) {
 			t.Errorf("%s: wait: %v", foreign, err)
 		}
-		if s, err := d.Inspect(ctx, "k"); err != nil || s.Owner != holder.Owner || len(s.Waiters) > 0 {
-			t.Errorf("%s: inspect: %+v, %v", foreign, s, err)
+		if s := r.status(t); s.Owner != holder.Owner || len(s.Waiters) > 0 {
+			t.Errorf("%s: inspect: %+v", foreign, s)
 		}
 		r.Release(t, holder)
 

@@ -139,9 +139,9 @@ func TestReaderWithoutACommand(t *testing.T) {
 	x.got(t)
 	x.release(t)
 	y.waits(t)
-	s, err := r.Driver.Inspect(t.Context(), "k")
-	if err != nil || !slices.Equal(s.Shared, []string{"a dead one"}) || s.TTL < 110*time.Second {
-		t.Errorf("inspect: %+v, %v", s, err)
+	s := r.status(t)
+	if !slices.Equal(s.Shared, []string{"a dead one"}) || s.TTL < 110*time.Second {
+		t.Errorf("inspect: %+v", s)
 	}
 }
 

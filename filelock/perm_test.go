@@ -205,9 +205,7 @@ func TestWhatIsNoFileInPlaceOfAFile(t *testing.T) {
 		for _, path := range []string{d.folder.recordFile("k"), d.folder.fenceFile(n), d.folder.guardFile(n)} {
 			must(t, os.RemoveAll(path))
 			must(t, plant(path))
-			_, err := d.Acquire(t.Context(), fenced(claim("k")))
-			outage(t, "acquire", err, path)
-			if !errors.Is(err, errNotFile) {
+			if err := noGrant(t, d, fenced(claim("k")), path); !errors.Is(err, errNotFile) {
 				t.Error(err)
 			}
 			must(t, os.Remove(path))
