@@ -310,7 +310,8 @@ func TestHandleIsPrintedWithoutItsToken(t *testing.T) {
 	}
 }
 
-// Inside many leases, a context has all their keys, and the deadline of the outermost Lock's context.
+// Inside many leases, a context has all their keys, and the deadline of the outermost Lock's
+// context.
 func TestContextInsideManyLeases(t *testing.T) {
 	held := func(ctx context.Context) (keys string) {
 		for _, key := range []string{"outer", "inner", "a", "b", "", "inn"} {

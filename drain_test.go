@@ -223,7 +223,8 @@ func TestFnDoesNotBeginAfterTheEndOfItsContext(t *testing.T) {
 // The loss of one key ends the context, but the other key stays locked until fn returns.
 func TestDoAll(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		err := hasp.DoAll(t.Context(), t.Client, []string{"b", "a"}, func(ctx context.Context, ls *hasp.Leases) error {
+		keys := []string{"b", "a"}
+		err := hasp.DoAll(t.Context(), t.Client, keys, func(ctx context.Context, ls *hasp.Leases) error {
 			if ctx != ls.Context() || len(ls.All()) != 2 {
 				t.Error("fn did not get the leases and their context")
 			}

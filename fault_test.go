@@ -374,8 +374,9 @@ func (s *seen) observe(_ context.Context, e hasp.Event) {
 // lines returns each event as a text. The first event has the number 0.
 func (s *seen) lines(fence uint64) (lines []string) {
 	for _, e := range s.all {
-		lines = append(lines, fmt.Sprint(e.ID-s.all[0].ID, " ", e.Op, " ", e.Key, " ", e.Kind, " ", e.Wait, " ", e.Tries,
-			" re-entry ", e.Reentry, " fence ", e.Fence == fence, " ", e.Hold, " held ", errors.Is(e.Err, hasp.ErrHeld)))
+		lines = append(lines, fmt.Sprint(e.ID-s.all[0].ID, " ", e.Op, " ", e.Key, " ", e.Kind,
+			" ", e.Wait, " ", e.Tries, " re-entry ", e.Reentry, " fence ", e.Fence == fence,
+			" ", e.Hold, " held ", errors.Is(e.Err, hasp.ErrHeld)))
 	}
 	return lines
 }

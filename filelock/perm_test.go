@@ -106,7 +106,8 @@ func TestWhatCannotBeReadOrWrittenIsNotGranted(t *testing.T) {
 			}
 			before := await.Value(os.Lstat(path))
 			for call, answer := range asUser(t, d, "k") {
-				denied := strings.Contains(answer, path) && strings.Contains(answer, "must be readable and writable")
+				const says = "must be readable and writable"
+				denied := strings.Contains(answer, path) && strings.Contains(answer, says)
 				if call == test.allowed && answer != "<nil>" || call != test.allowed && !denied {
 					t.Errorf("%s: %s", call, answer)
 				}
@@ -131,7 +132,12 @@ func TestUsersShareADirectory(t *testing.T) {
 	while := func(state, acquired, released string) {
 		t.Helper()
 		got := asUser(t, d, "k")
-		for call, want := range map[string]string{"acquire": acquired, "release": released, "inspect": "<nil>", "open": "<nil>"} {
+		for call, want := range map[string]string{
+			"acquire": acquired,
+			"release": released,
+			"inspect": "<nil>",
+			"open":    "<nil>",
+		} {
 			if !strings.HasPrefix(got[call], want) {
 				t.Errorf("%s, %s: %s, want %s", state, call, got[call], want)
 			}
