@@ -220,20 +220,14 @@ func TestFnDoesNotBeginAfterTheEndOfItsContext(t *testing.T) {
 	}
 }
 
+// The loss of one key ends the context, but the other key stays locked until fn returns.
 func TestDoAll(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
-		do := func(fn func(context.Context, *hasp.Leases) error) error {
-			return hasp.DoAll(t.Context(), t.Client, []string{"b", "a"}, fn)
-		}
-		want(t, "fn unlocked the leases itself", do(func(ctx context.Context, ls *hasp.Leases) error {
+		keys := []string{"b", "a"}
+		err := hasp.DoAll(t.Context(), t.Client, keys, func(ctx context.Context, ls *hasp.Leases) error {
 			if ctx != ls.Context() || len(ls.All()) != 2 {
 				t.Error("fn did not get the leases and their context")
 			}
-			return ls.Unlock(ctx)
-		}), nil)
-
-		// The loss of one key ends the context, but the other key stays locked until fn returns.
-		err := do(func(ctx context.Context, ls *hasp.Leases) error {
 			t.faulty.Break(ctx, "a")
 			<-ctx.Done()
 			want(t, "cause", context.Cause(ctx), hasp.ErrLost)

@@ -160,12 +160,12 @@ func TestLossIsReportedAfterClose(t *testing.T) {
 		{observer: 10 * time.Second, unlock: hasp.ErrClosed},
 		{release: 500 * time.Millisecond, unlock: hasp.ErrLost},
 	} {
-		var kinds []hasp.EventKind
-		o := &hasp.Options{TTL: backend.MinTTL, Timeout: time.Second, Observe: func(_ context.Context, e hasp.Event) {
+		var s seen
+		o := &hasp.Options{TTL: backend.MinTTL, Timeout: time.Second, Observe: func(ctx context.Context, e hasp.Event) {
 			if e.Kind == hasp.EventAcquired {
 				time.Sleep(tc.observer)
 			}
-			kinds = append(kinds, e.Kind)
+			s.observe(ctx, e)
 		}}
 		withEnds(t, backend.CancelByDeadline, o, func(t *bench) {
 			t.release = func(q *call) error {
@@ -177,9 +177,7 @@ func TestLossIsReportedAfterClose(t *testing.T) {
 			synctest.Wait()
 			t.Client.Close()
 			want(t, "Unlock", <-unlocked, tc.unlock)
-			if !slices.Equal(kinds, []hasp.EventKind{hasp.EventRequested, hasp.EventAcquired, hasp.EventLost}) {
-				t.Errorf("got events %v, want requested, acquired and lost", kinds)
-			}
+			begin(t, s.lines(0), "0 lock k requested", "0 lock k acquired", "0 lock k lost")
 		})
 	}
 }

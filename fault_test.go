@@ -3,6 +3,7 @@ package hasp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -368,6 +369,16 @@ func (s *seen) observe(_ context.Context, e hasp.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all = append(s.all, e)
+}
+
+// lines returns each event as a text. The first event has the number 0.
+func (s *seen) lines(fence uint64) (lines []string) {
+	for _, e := range s.all {
+		lines = append(lines, fmt.Sprint(e.ID-s.all[0].ID, " ", e.Op, " ", e.Key, " ", e.Kind,
+			" ", e.Wait, " ", e.Tries, " re-entry ", e.Reentry, " fence ", e.Fence == fence,
+			" ", e.Hold, " held ", errors.Is(e.Err, hasp.ErrHeld)))
+	}
+	return lines
 }
 
 func (s *seen) of(kind hasp.EventKind) []hasp.Event {

@@ -2,7 +2,6 @@ package hasp_test
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 )
 
 // lineUp starts n callers, one after another, and returns when all wait. Each locks key, notes its
@@ -82,16 +80,11 @@ func TestHandOverCostsNoRoundTrip(t *testing.T) {
 func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 	withClient(t, &hasp.Options{Owner: "me"}, func(t *bench) {
 		l := t.lock("k")
-		_, err := t.TryLock(t.Context(), "k")
-		want(t, "TryLock", err, hasp.ErrHeld)
-		var he *backend.HeldError
-		if !errors.As(err, &he) || he.Owner != "me" || he.RetryAfter <= 0 {
+		err := t.tryErr("k")
+		if he := refusal(t, err); he.Owner != "me" || he.RetryAfter <= 0 {
 			t.Errorf("got %+v, want our own owner and term", he)
 		}
-		var e *hasp.Error
-		if !errors.As(err, &e) || e.Op != "trylock" || e.Key != "k" {
-			t.Errorf("got %#v", err)
-		}
+		wantCall(t, err, "trylock", "k")
 		want(t, "Lock with no wait", t.lockErr("k", hasp.WithMaxWait(0)), hasp.ErrHeld)
 		equal(t, "attempts, of the holder only", t.attempts(), 1)
 		unlock(t, l)

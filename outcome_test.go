@@ -1,6 +1,7 @@
 package hasp_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -70,23 +71,16 @@ func TestReplyLostOnRelease(t *testing.T) {
 
 // A second Unlock waits for the first, and reports its outcome.
 func TestTwoUnlocksAtOnce(t *testing.T) {
-	for _, answered := range []bool{true, false} {
+	for outcome, second := range map[error]error{nil: hasp.ErrReleased, errNet: errNet} {
 		withClient(t, nil, func(t *bench) {
 			t.release = func(q *call) error {
 				time.Sleep(time.Second)
-				if !answered {
-					return errNet
-				}
-				return q.send()
+				return cmp.Or(outcome, q.send())
 			}
 			l := t.lock("k")
 			first := soon(func() error { return l.Unlock(t.Context()) })
-			wantFirst, wantSecond := error(nil), hasp.ErrReleased
-			if !answered {
-				wantFirst, wantSecond = errNet, errNet
-			}
-			want(t, "second", l.Unlock(t.Context()), wantSecond)
-			want(t, "first", <-first, wantFirst)
+			want(t, "second", l.Unlock(t.Context()), second)
+			want(t, "first", <-first, outcome)
 		})
 	}
 }
@@ -129,22 +123,6 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 			time.Sleep(2 * tc.hangs) // until calls that hang have ended
 		})
 	}
-}
-
-// After an Extend without an answer, the store may keep the key for the longer term. So a release
-// without an answer is repeated for that long.
-func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
-		l := t.lock("k")
-		t.onRenew(lostReply)
-		want(t, "Extend", l.Extend(t.Context(), 10*time.Minute), errNet)
-		t.set(down)
-		want(t, "Unlock", l.Unlock(t.Context()), errNet)
-		time.Sleep(40 * time.Second)
-		t.set(up)
-		time.Sleep(10 * time.Second)
-		t.freed("the key is held 10 s after the outage", "k")
-	})
 }
 
 // The machine sleeps past the term. Then two callers of Unlock repeat the release at the same time.

@@ -235,12 +235,25 @@ func TestDriverThatPanics(t *testing.T) {
 	}
 }
 
-// A context that is nil is refused, and changes nothing.
-func TestContextThatIsNil(t *testing.T) {
+// A nil argument is refused, and changes nothing.
+func TestNilArguments(t *testing.T) {
 	withClient(t, nil, func(t *bench) {
 		var none context.Context
+		if hasp.LeasesOf(none) != nil || hasp.Held(none, "k") {
+			t.Error("there are leases in no context")
+		}
+		for name, do := range underLock {
+			fn := func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil }
+			want(t, name+" without a context", do(none, t.Client, fn), hasp.ErrInvalid)
+			want(t, name+" without a Locker", do(t.Context(), nil, fn), hasp.ErrInvalid)
+			want(t, name+" with a nil Client", do(t.Context(), (*hasp.Client)(nil), fn), hasp.ErrInvalid)
+		}
 		l := t.lock("k")
 		for what, err := range map[string]error{
+			"Open":    errOf(hasp.Open(none, "memlock://", nil)),
+			"New":     errOf(hasp.New(nil, nil)),
+			"Do":      hasp.Do(t.Context(), t.Client, "other", nil),
+			"DoAll":   hasp.DoAll(t.Context(), t.Client, []string{"other"}, nil),
 			"Lock":    errOf(t.Lock(none, "other")),
 			"TryLock": errOf(t.TryLock(none, "other")),
 			"Unlock":  l.Unlock(none),

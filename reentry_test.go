@@ -180,21 +180,6 @@ func TestLongerTermDuringARenewal(t *testing.T) {
 	})
 }
 
-// Inside many leases, the context of a lease still has the deadline of the outermost Lock's
-// context.
-func TestDeadlineInsideManyLeases(t *testing.T) {
-	c := opened(t, memlock.NewDriver(), nil)
-	ctx := timeout(t, t.Context(), time.Hour)
-	around := await.Value(hasp.LockAll(ctx, c, []string{"a", "b", "c"}))
-	l := lockIn(t, c, around.Context(), "k")
-	got, _ := l.Context().Deadline()
-	if all, _ := ctx.Deadline(); !got.Equal(all) {
-		t.Errorf("deadline %v, want %v", got, all)
-	}
-	unlock(t, l)
-	unlock(t, around)
-}
-
 func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 	apart := hasp.WithoutReentry()
 	withClient(t, nil, func(t *bench) {

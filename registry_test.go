@@ -148,10 +148,9 @@ func TestConfigDecodesFromYAMLAndJSON(t *testing.T) {
 }
 
 func TestConfigWinsOverOptions(t *testing.T) {
-	var got []hasp.Event
-	c, err := hasp.Open(t.Context(), "memlock://?owner=m%40e&prefix=a:&ttl=3600&timeout=1s",
-		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: func(_ context.Context, e hasp.Event) { got = append(got, e) }})
-	await.Must(t, err)
+	var s seen
+	c := await.Value(hasp.Open(t.Context(), "memlock://?owner=m%40e&prefix=a:&ttl=3600&timeout=1s",
+		&hasp.Options{Owner: "you", Prefix: "b:", TTL: time.Second, Observe: s.observe}))
 	defer c.Close()
 	other := await.Value(hasp.Open(t.Context(), "memlock://", nil))
 	defer other.Close()
@@ -161,8 +160,8 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	if err != nil || !st.Held || st.Owner != "m@e" || st.TTL < 59*time.Minute {
 		t.Errorf("got %+v, %v", st, err)
 	}
-	if len(got) != 2 || got[1].Owner != "m@e" || got[1].Key != "k" {
-		t.Errorf("got events %v", got)
+	if len(s.all) != 2 || s.all[1].Owner != "m@e" || s.all[1].Key != "k" {
+		t.Errorf("got events %v", s.all)
 	}
 }
 
@@ -187,7 +186,6 @@ func TestRegisterPanics(t *testing.T) {
 
 // If New fails, it closes the driver.
 func TestNewRefusesWhatItCannotUse(t *testing.T) {
-	want(t, "nil driver", errOf(hasp.New(nil, nil)), hasp.ErrInvalid)
 	for what, o := range map[string]hasp.Options{
 		"short ttl":           {TTL: time.Millisecond},
 		"negative timeout":    {Timeout: -1},
@@ -234,8 +232,6 @@ func TestBadArguments(t *testing.T) {
 	l := lockNow(t, c, "k", hasp.WithMinHold(0))
 	want(t, "a min hold by re-entry", errOf(c.Lock(l.Context(), "k", hasp.WithMinHold(time.Minute))), errors.ErrUnsupported)
 	unlock(t, l)
-	want(t, "Do without fn", hasp.Do(t.Context(), c, "k", nil), hasp.ErrInvalid)
-	want(t, "DoAll without fn", hasp.DoAll(t.Context(), c, []string{"k"}, nil), hasp.ErrInvalid)
 	want(t, "Inspect", errOf(c.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 	want(t, "Break", c.Break(t.Context(), "k"), errors.ErrUnsupported)
 }
@@ -257,12 +253,7 @@ func TestEventsOfACall(t *testing.T) {
 		time.Sleep(time.Second)
 		unlock(t, l)
 
-		var got []string
-		for _, e := range s.all {
-			got = append(got, fmt.Sprint(e.ID-s.all[0].ID, " ", e.Op, " ", e.Key, " ", e.Kind, " ", e.Wait, " ", e.Tries,
-				" re-entry ", e.Reentry, " fence ", e.Fence == l.Fence(), " ", e.Hold, " held ", errors.Is(e.Err, hasp.ErrHeld)))
-		}
-		for i, want := range []string{
+		begin(t, s.lines(l.Fence()),
 			"0 lock k requested 0s 0 re-entry false fence false 0s held false",
 			"0 lock k acquired 1ms 1 re-entry false fence true 0s held false",
 			"1 trylock k requested 0s 0 re-entry false fence false 0s held false",
@@ -270,11 +261,6 @@ func TestEventsOfACall(t *testing.T) {
 			"2 lock k requested 0s 0 re-entry false fence false 0s held false",
 			"2 lock k acquired 0s 0 re-entry true fence true 0s held false",
 			"2 lock k released 0s 0 re-entry true fence true 0s held false",
-			"0 lock k released 0s 0 re-entry false fence true 1s held false",
-		} {
-			if len(got) != 8 || got[i] != want {
-				t.Fatalf("event %d: got %q, want %q", i, got, want)
-			}
-		}
+			"0 lock k released 0s 0 re-entry false fence true 1s held false")
 	})
 }

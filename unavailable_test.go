@@ -51,6 +51,15 @@ func refusal(t testing.TB, err error) (held *backend.HeldError) {
 	return held
 }
 
+// wantCall fails the test unless err says that it is of the call op for key.
+func wantCall(t testing.TB, err error, op, key string) {
+	t.Helper()
+	var e *hasp.Error
+	if !errors.As(err, &e) || e.Op != op || e.Key != key {
+		t.Errorf("got %#v, want an error of %s %q", err, op, key)
+	}
+}
+
 // between fails the test unless got is least, most, or between them.
 func between[T cmp.Ordered](t testing.TB, what string, got, least, most T) {
 	t.Helper()

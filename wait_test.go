@@ -129,10 +129,7 @@ func TestErrorsOfAWait(t *testing.T) {
 				if tc.is != nil {
 					wantOnly(t, "Lock", err, tc.is...)
 				}
-				var e *hasp.Error
-				if !errors.As(err, &e) || e.Op != "lock" || e.Key != "k" {
-					t.Errorf("got %#v, want a *hasp.Error", err)
-				}
+				wantCall(t, err, "lock", "k")
 				if errors.Is(err, hasp.ErrHeld) {
 					if he := refusal(t, err); he.Owner != "stranger" || he.RetryAfter <= 0 {
 						t.Errorf("got %+v, want owner and term", he)

@@ -85,6 +85,12 @@ var (
 
 func errOf[T any](g T, err error) error { return strategytest.ErrOf(g, err) }
 
+// status returns what Inspect reports on "k".
+func (r rig) status(t *testing.T) backend.Status {
+	t.Helper()
+	return await.Value(r.Driver.Inspect(t.Context(), "k"))
+}
+
 // hold takes a hold of "k" that outlasts the test.
 func (r rig) hold(t *testing.T) backend.Claim {
 	t.Helper()

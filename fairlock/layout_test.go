@@ -55,13 +55,13 @@ func TestCommandsOfAPair(t *testing.T) {
 	holder := r.hold(t)
 	var xs []*waiting
 	for i := range waiters {
-		xs = append(xs, r.wait(t, ds[i%len(ds)], long(), i+1))
+		xs = append(xs, r.waitOn(t, ds[i%len(ds)], long()))
 	}
 	r.Release(t, holder)
 	turn := func() {
 		x := xs[0]
 		x.got(t)
-		xs = append(xs[1:], r.wait(t, x.d, long(), waiters))
+		xs = append(xs[1:], r.waitOn(t, x.d, long()))
 		x.release(t)
 	}
 	for range ds {
@@ -112,8 +112,8 @@ func TestSinceIsTheStartOfTheHold(t *testing.T) {
 	c := claim("k")
 	r.Acquire(t, c)
 	r.Do(t, "persist", "k")
-	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !s.Since.IsZero() || s.Owner != c.Owner {
-		t.Errorf("without an end: %+v, %v", s, err)
+	if s := r.status(t); !s.Since.IsZero() || s.Owner != c.Owner {
+		t.Errorf("without an end: %+v", s)
 	}
 
 	// A start before 1970 does not fit into the record. An operator may shorten a long term.
@@ -134,15 +134,15 @@ func TestOwnersOfAnyBytes(t *testing.T) {
 		for _, next := range []backend.Claim{claim("k"), shared()} {
 			c := r.hold(t)
 			next.Owner = owner
-			x := r.wait(t, r.another(t), next, 1)
-			if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || len(s.Waiters) != 1 || s.Waiters[0] != owner {
-				t.Errorf("%q: %+v, %v", owner, s, err)
+			x := r.wait(t, next)
+			if s := r.status(t); len(s.Waiters) != 1 || s.Waiters[0] != owner {
+				t.Errorf("%q: %+v", owner, s)
 			}
 			r.Release(t, c)
 			x.got(t)
-			s, err := r.Driver.Inspect(t.Context(), "k")
-			if err != nil || !next.Shared && s.Owner != owner || next.Shared && !slices.Equal(s.Shared, []string{owner}) {
-				t.Errorf("%q: %+v, %v", owner, s, err)
+			s := r.status(t)
+			if !next.Shared && s.Owner != owner || next.Shared && !slices.Equal(s.Shared, []string{owner}) {
+				t.Errorf("%q: %+v", owner, s)
 			}
 			want(t, "renew", r.Renew(t, next), nil)
 			x.release(t)
@@ -156,7 +156,7 @@ func TestListOfKeysThatCallersWaitFor(t *testing.T) {
 	r := onServer(t)
 	r.Do(t, "set", "k", "token-of-a-holder#owner")
 	c := claim("k")
-	x := r.wait(t, r.another(t), c, 1)
+	x := r.wait(t, c)
 	list := func(prefix string) (all []backend.Entry) {
 		for e, err := range r.Driver.List(t.Context(), prefix, c.Timeout) {
 			want(t, "list", err, nil)
@@ -174,7 +174,7 @@ func TestListOfKeysThatCallersWaitFor(t *testing.T) {
 	r.Do(t, "del", "k")
 	x.got(t)
 	next := claim("k")
-	r.wait(t, r.another(t), next, 1)
+	r.wait(t, next)
 	if all := list("k"); len(all) != 1 || all[0].Owner != c.Owner || !slices.Equal(all[0].Waiters, []string{next.Owner}) {
 		t.Errorf("the waiter has the key, and another waits: %+v", all)
 	}

@@ -46,31 +46,38 @@ type waiting struct {
 	grant backend.Grant
 }
 
-// wait begins a Wait for c and returns when n wait.
-func (r rig) wait(t *testing.T, d Driver, c backend.Claim, n int) *waiting {
+// wait begins a Wait for c on a driver of its own, and returns when the claim is in the queue.
+func (r rig) wait(t *testing.T, c backend.Claim) *waiting {
 	t.Helper()
+	return r.waitOn(t, r.another(t), c)
+}
+
+// waitOn is wait with the driver d.
+func (r rig) waitOn(t *testing.T, d Driver, c backend.Claim) *waiting {
+	t.Helper()
+	before := int(r.Redis.ZCard(t.Context(), timeoutsKey).Val())
 	x := &waiting{c: c, d: d, done: make(chan error, 1)}
 	go func() {
 		var err error
 		x.grant, err = d.Wait(t.Context(), c)
 		x.done <- err
 	}()
-	r.queued(t, c.Key, n)
+	r.queued(t, before+1)
 	return x
 }
 
-// queued returns when n wait for key.
-func (r rig) queued(t *testing.T, key string, n int) {
+// queued returns when n wait for "k".
+func (r rig) queued(t *testing.T, n int) {
 	t.Helper()
 	defer func() {
-		for _, kind := range []string{"queue", "timeouts"} {
-			if r.Redis.TTL(t.Context(), "hasp:{"+key+"}:"+kind+":"+key).Val() == -1 {
-				t.Errorf("the key %s has no end", kind)
+		for _, key := range []string{queueKey, timeoutsKey} {
+			if r.Redis.TTL(t.Context(), key).Val() == -1 {
+				t.Errorf("%s has no end", key)
 			}
 		}
 	}()
 	atLast(t, fmt.Sprintf("%d in the queue", n), func() bool {
-		return r.Redis.ZCard(t.Context(), "hasp:{"+key+"}:timeouts:"+key).Val() == int64(n)
+		return r.Redis.ZCard(t.Context(), timeoutsKey).Val() == int64(n)
 	})
 }
 
@@ -126,8 +133,8 @@ func TestLongQueueOfTheDead(t *testing.T) {
 		r := setup(t, nil)
 		c := r.hold(t)
 		r.dead(t, n, time.Hour)
-		x := r.wait(t, r.another(t), fenced("k"), n+1)
-		next := r.wait(t, r.another(t), claim("k"), n+2)
+		x := r.wait(t, fenced("k"))
+		next := r.wait(t, claim("k"))
 		r.Release(t, c)
 		if n == 500 {
 			if got := recordOf(t, r.Redis, "k").token; got != "" {
@@ -136,12 +143,12 @@ func TestLongQueueOfTheDead(t *testing.T) {
 			continue
 		}
 		x.got(t)
-		r.queued(t, "k", n+1)
+		r.queued(t, n+1)
 		// So does an acquire that finds the key free, and a waiter that queues at the end.
 		r.Redis.Del(t.Context(), "k") // no waiter notices
 		want(t, "acquire", errOf(r.Driver.Acquire(t.Context(), claim("k"))), backend.ErrHeld)
 		next.served(t)
-		r.wait(t, r.another(t), claim("k"), n).served(t)
+		want(t, "wait", errOf(r.another(t).Wait(t.Context(), claim("k"))), nil)
 	}
 }
 
@@ -170,9 +177,8 @@ func TestReportOfALongQueue(t *testing.T) {
 	r := onServer(t)
 	r.hold(t)
 	r.dead(t, 1001, time.Hour)
-	s, err := r.Driver.Inspect(t.Context(), "k")
-	if err != nil || len(s.Waiters) != 1000 {
-		t.Errorf("inspect: %d waiters, %v", len(s.Waiters), err)
+	if n := len(r.status(t).Waiters); n != 1000 {
+		t.Errorf("inspect: %d waiters", n)
 	}
 }
 
@@ -183,9 +189,9 @@ func TestEntriesWithoutAPlace(t *testing.T) {
 	c := r.hold(t)
 	r.dead(t, 40, -time.Second)
 	r.Redis.RPush(t.Context(), queueKey, "odd", "almost PUBLISH channel 1 term 0 an entry", "gone PUBLISH channel 1 1000 0 an entry")
-	x := r.wait(t, r.another(t), claim("k"), 41)
-	if s, err := r.Driver.Inspect(t.Context(), "k"); err != nil || !slices.Equal(s.Waiters, []string{x.c.Owner}) {
-		t.Errorf("inspect: %+v, %v", s, err)
+	x := r.wait(t, claim("k"))
+	if s := r.status(t); !slices.Equal(s.Waiters, []string{x.c.Owner}) {
+		t.Errorf("inspect: %+v", s)
 	}
 	r.Release(t, c)
 	x.served(t)
@@ -217,9 +223,9 @@ func TestBadFenceCounterWhileWaiting(t *testing.T) {
 			t.Run(fmt.Sprint(name, ", shared: ", kind.Shared), func(t *testing.T) {
 				r := onServer(t)
 				c := r.hold(t)
-				x := r.wait(t, r.another(t), kind, 1)
+				x := r.wait(t, kind)
 				d := r.another(t)
-				next, last := r.wait(t, d, claim("k"), 2), r.wait(t, d, shared(), 3)
+				next, last := r.waitOn(t, d, claim("k")), r.waitOn(t, d, shared())
 				r.Redis.Set(t.Context(), counter, "x", 0)
 				free(r, c)
 				next.served(t)
@@ -241,12 +247,12 @@ func TestReleaseOfAPlaceInTheQueue(t *testing.T) {
 		r := setup(t, nil)
 		c := r.hold(t)
 		d := r.another(t)
-		r.wait(t, d, kind, 1)
-		y := r.wait(t, d, claim("k"), 2)
+		r.waitOn(t, d, kind)
+		y := r.waitOn(t, d, claim("k"))
 		place := backend.Claim{Key: "k", Token: kind.Token, Shared: kind.Shared, Timeout: time.Second}
 		for _, place := range []backend.Claim{place, strategytest.Kept(place, time.Minute)} {
 			want(t, "release of a place", r.Driver.Release(t.Context(), place), backend.ErrLost)
-			r.queued(t, "k", 1)
+			r.queued(t, 1)
 		}
 		r.Release(t, c)
 		y.served(t)
@@ -258,7 +264,7 @@ func TestReleaseWithoutMemory(t *testing.T) {
 	for _, c := range []backend.Claim{claim("k"), shared()} {
 		r := onServer(t)
 		r.Acquire(t, c)
-		x := r.wait(t, r.another(t), fenced("k"), 1)
+		x := r.wait(t, fenced("k"))
 		r.Redis.ConfigSet(t.Context(), "maxmemory", "1")
 		r.Release(t, c)
 		if got := recordOf(t, r.Redis, "k").token; got != x.c.Token {
@@ -278,7 +284,7 @@ func TestReleaseByAUserThatMayNotPublish(t *testing.T) {
 	c, short := claim("k"), claim("k")
 	short.TTL = backend.MinTTL
 	r.Acquire(t, c)
-	r.wait(t, r.another(t), short, 1) // it polls every 200 s
+	r.wait(t, short) // it polls every 200 s
 	r.Forbid(t, "-publish")
 	r.Release(t, c)
 	if got := recordOf(t, r.Redis, "k").token; got != short.Token {
@@ -304,8 +310,8 @@ func TestUserWithoutTheChannel(t *testing.T) {
 			r.Driver = r.driver(t, o)
 			held := r.hold(t)
 			var xs []*waiting
-			for i := range 3 {
-				xs = append(xs, r.wait(t, r.driver(t, o), claim("k"), i+1))
+			for range 3 {
+				xs = append(xs, r.waitOn(t, r.driver(t, o), claim("k")))
 			}
 			r.Release(t, held)
 			for i, x := range xs {
@@ -359,8 +365,8 @@ func TestQueueOfAnotherTypeIsReportedAndLeftAlone(t *testing.T) {
 		if _, err := d.Wait(ctx, claim("k")); !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), foreign) {
 			t.Errorf("%s: wait: %v", foreign, err)
 		}
-		if s, err := d.Inspect(ctx, "k"); err != nil || s.Owner != holder.Owner || len(s.Waiters) > 0 {
-			t.Errorf("%s: inspect: %+v, %v", foreign, s, err)
+		if s := r.status(t); s.Owner != holder.Owner || len(s.Waiters) > 0 {
+			t.Errorf("%s: inspect: %+v", foreign, s)
 		}
 		r.Release(t, holder)
 

@@ -47,10 +47,10 @@ func TestManyReadersAtTheHead(t *testing.T) {
 	holder := r.hold(t)
 	var xs []*waiting
 	d := r.another(t)
-	for i := range n {
-		xs = append(xs, r.wait(t, d, shared(), i+1))
+	for range n {
+		xs = append(xs, r.waitOn(t, d, shared()))
 	}
-	last := r.wait(t, d, claim("k"), n+1)
+	last := r.waitOn(t, d, claim("k"))
 	r.Release(t, holder)
 	for _, x := range xs {
 		x.got(t)
@@ -107,8 +107,8 @@ func TestWaitersWithoutASubscriber(t *testing.T) {
 			r := onServer(t)
 			c := r.hold(t)
 			r.deadOf(t, 3, "PUBLISH", flags, time.Hour)
-			x := r.wait(t, r.another(t), next(), 4)
-			y := r.wait(t, r.another(t), claim("k"), 5)
+			x := r.wait(t, next())
+			y := r.wait(t, claim("k"))
 			if forbidden != "" {
 				r.Forbid(t, forbidden)
 			} else {
@@ -121,7 +121,7 @@ func TestWaitersWithoutASubscriber(t *testing.T) {
 			if n := r.Redis.ZCard(t.Context(), "k").Val(); x.c.Shared && n != 1 {
 				t.Errorf("%d readers hold the key", n)
 			}
-			r.queued(t, "k", 4)
+			r.queued(t, 4)
 			x.release(t)
 			y.served(t)
 		}
@@ -133,15 +133,15 @@ func TestReaderWithoutACommand(t *testing.T) {
 	r := onServer(t)
 	c := r.hold(t)
 	r.deadOf(t, 1, "-", "2", 2*time.Minute)
-	x := r.wait(t, r.another(t), shared(), 2)
-	y := r.wait(t, r.another(t), claim("k"), 3)
+	x := r.wait(t, shared())
+	y := r.wait(t, claim("k"))
 	r.Release(t, c)
 	x.got(t)
 	x.release(t)
 	y.waits(t)
-	s, err := r.Driver.Inspect(t.Context(), "k")
-	if err != nil || !slices.Equal(s.Shared, []string{"a dead one"}) || s.TTL < 110*time.Second {
-		t.Errorf("inspect: %+v, %v", s, err)
+	s := r.status(t)
+	if !slices.Equal(s.Shared, []string{"a dead one"}) || s.TTL < 110*time.Second {
+		t.Errorf("inspect: %+v", s)
 	}
 }
 

@@ -187,21 +187,30 @@ func client(t *testing.T, s *memlock.Store) *hasp.Client {
 	return c
 }
 
+// A write that is in the log has raised the fence, even if its process dies in the middle.
 func TestLateWriteIsRefused(t *testing.T) {
 	for kind, g := range guards(resources(t)) {
 		t.Run(kind, func(t *testing.T) {
+			write := func(ctx context.Context, word string) (err error) {
+				defer func() {
+					if r := recover(); r != nil {
+						err = fmt.Errorf("died: %v", r)
+					}
+				}()
+				return g.write(ctx, word)
+			}
 			ctx, store := t.Context(), new(memlock.Store)
 			first, err := client(t, store).Lock(ctx, "k", hasp.WithFence(), hasp.WithoutRenewal(),
 				hasp.WithTTL(100*time.Millisecond))
 			must(t, err)
 			late := context.WithoutCancel(first.Context()) // of a write that was sent before the loss
-			must(t, g.write(late, "one"))
+			must(t, write(late, "one"))
 
 			// This lock comes when the first term has ended.
 			second := await.Value(client(t, store).Lock(ctx, "k", hasp.WithFence()))
-			must(t, g.write(second.Context(), "two"))
+			must(t, write(second.Context(), "two"))
 
-			err = g.write(late, "late")
+			err = write(late, dying) // must not begin
 			var stale *fence.StaleError
 			isLoss := errors.Is(err, fence.ErrStale) && errors.Is(err, hasp.ErrLost)
 			if !errors.As(err, &stale) || !isLoss {
@@ -211,12 +220,25 @@ func TestLateWriteIsRefused(t *testing.T) {
 			if !isWhole || stale.Resource == "" {
 				t.Errorf("the late write returned %+v", stale)
 			}
-			must(t, g.write(second.Context(), "three")) // the same fence may write again
-			if err := g.write(ctx, "none"); !errors.Is(err, fence.ErrNone) {
+			must(t, write(second.Context(), "three")) // the same fence may write again
+			if err := write(ctx, "none"); !errors.Is(err, fence.ErrNone) {
 				t.Errorf("without a lease: %v", err)
 			}
-			if got := fmt.Sprint(g.log()); got != "[one two three]" {
-				t.Errorf("the log is %s", got)
+
+			dies := fence.With(ctx, second.Fence()+2)
+			if err := write(dies, dying); err == nil || errors.Is(err, fence.ErrStale) {
+				t.Errorf("a write that dies: %v", err)
+			}
+			want := []string{"one", "two", "three"}
+			if !g.oneStep {
+				want = append(want, dying)
+			}
+			if got := g.log(); !slices.Equal(got, want) {
+				t.Errorf("the log is %q, want %q", got, want)
+			}
+			smaller := fence.With(ctx, second.Fence()+1)
+			if err := write(smaller, "smaller"); errors.Is(err, fence.ErrStale) == g.oneStep {
+				t.Errorf("a smaller fence after the write that died: %v", err)
 			}
 		})
 	}
@@ -245,40 +267,6 @@ func TestFencesOfWritesNeverDecrease(t *testing.T) {
 			log := g.log()
 			if !slices.IsSorted(log) || len(log) < 20 || log[len(log)-20] != fmt.Sprint(most) {
 				t.Errorf("the log is %v", log)
-			}
-		})
-	}
-}
-
-// A write that is in the log has raised the fence, even if its process dies in the middle.
-func TestEachGuardRaisesTheFenceBeforeItWrites(t *testing.T) {
-	for kind, g := range guards(resources(t)) {
-		t.Run(kind, func(t *testing.T) {
-			write := func(f uint64, word string) (err error) {
-				defer func() {
-					if r := recover(); r != nil {
-						err = fmt.Errorf("died: %v", r)
-					}
-				}()
-				return g.write(fence.With(t.Context(), f), word)
-			}
-			must(t, write(6, "six"))
-			if err := write(5, dying); !errors.Is(err, fence.ErrStale) {
-				t.Errorf("a late write began before it was refused: %v", err)
-			}
-
-			if err := write(8, dying); err == nil || errors.Is(err, fence.ErrStale) {
-				t.Errorf("a write that dies: %v", err)
-			}
-			want := []string{"six", dying}
-			if g.oneStep {
-				want = []string{"six"}
-			}
-			if got := g.log(); !slices.Equal(got, want) {
-				t.Errorf("after a write that died the log is %q, want %q", got, want)
-			}
-			if err := write(7, "seven"); errors.Is(err, fence.ErrStale) == g.oneStep {
-				t.Errorf("a smaller fence after the write that died: %v", err)
 			}
 		})
 	}
@@ -355,13 +343,6 @@ func TestMemoryWaitsForItsTurn(t *testing.T) {
 		}
 		return nil
 	}))
-	func() {
-		defer func() { recover() }()
-		m.Do(fence.With(t.Context(), 6), "r", func(context.Context) error { panic("in the write") })
-	}()
-	if err := m.Do(fence.With(t.Context(), 5), "r", nothing); !errors.Is(err, fence.ErrStale) {
-		t.Errorf("after a write that panicked: %v", err)
-	}
 }
 
 func TestFileOfADirectory(t *testing.T) {

@@ -28,6 +28,14 @@ func outage(t *testing.T, what string, err error, path string) {
 	}
 }
 
+// noGrant checks that an Acquire of c is an outage that names the file, and returns its error.
+func noGrant(t *testing.T, d *driver, c backend.Claim, path string) error {
+	t.Helper()
+	_, err := d.Acquire(t.Context(), c)
+	outage(t, fmt.Sprintf("acquire, fenced: %t", c.Fenced), err, path)
+	return err
+}
+
 // strangers has functions that create a state file that is not a valid record of "k".
 var strangers = map[string]func(t *testing.T, path string){
 	"foreign":   func(t *testing.T, path string) { write(t, path, []byte("see you at noon\n")) },
@@ -56,10 +64,8 @@ func TestStateFileOfAStrangerIsNeverGranted(t *testing.T) {
 			acquire(t, d, near)
 			before := await.Value(os.Lstat(path))
 
-			_, err := d.Acquire(t.Context(), claim("k"))
-			outage(t, "acquire", err, path)
-			_, err = d.Acquire(t.Context(), fenced(claim("k")))
-			outage(t, "fenced acquire", err, path)
+			noGrant(t, d, claim("k"), path)
+			noGrant(t, d, fenced(claim("k")), path)
 			errs := renew(d, c, near)
 			outage(t, "renew", errs[0], path)
 			must(t, errs[1])
@@ -152,11 +158,10 @@ func TestDirectoryThatIsAFileIsAnError(t *testing.T) {
 	write(t, file, []byte("precious"))
 	for _, dir := range []string{file, filepath.Join(file, "below")} {
 		d := on(dir, nil)
-		_, err := d.Acquire(t.Context(), claim("k"))
-		outage(t, "acquire", err, file)
+		noGrant(t, d, claim("k"), file)
 		outage(t, "release", d.Release(t.Context(), claim("k")), file)
 		outage(t, "renew", renew(d, claim("k"))[0], file)
-		_, err = hasp.Open(t.Context(), "filelock://"+dir, nil)
+		_, err := hasp.Open(t.Context(), "filelock://"+dir, nil)
 		outage(t, "open", err, file)
 		if err := d.folder.create(); err == nil { // create alone, as if the file had come after ensure had looked
 			t.Errorf("%s: made beside the file", dir)

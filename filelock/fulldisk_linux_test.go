@@ -59,9 +59,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	refused(t, d, claim("held"), backend.ErrHeld)
 	for _, c := range []backend.Claim{claim("new"), fenced(claim("new"))} {
-		_, err := d.Acquire(t.Context(), c)
-		outage(t, "acquire", err, d.folder.path)
-		if !errors.Is(err, unix.ENOSPC) {
+		if err := noGrant(t, d, c, d.folder.path); !errors.Is(err, unix.ENOSPC) {
 			t.Error(err)
 		}
 	}

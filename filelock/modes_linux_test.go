@@ -78,11 +78,10 @@ func TestCallsLeaveNoFileOpen(t *testing.T) {
 	acquire(t, d, c)
 	before := count()
 
-	damaged := claim(stranger("k"))
-	write(t, d.folder.fenceFile(stripeOf(damaged.Key)), []byte("seven\n"))
-	if _, err := d.Acquire(t.Context(), fenced(damaged)); err == nil {
-		t.Error("a fence from a damaged file")
-	}
+	damaged := fenced(claim(stranger("k")))
+	file := d.folder.fenceFile(stripeOf(damaged.Key))
+	write(t, file, []byte("seven\n"))
+	noGrant(t, d, damaged, file)
 	must(t, renew(d, c)[0])
 	listed(t, d, "")
 	g := anothersGuard(t, d.folder.path, "k")

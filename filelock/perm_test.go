@@ -43,12 +43,16 @@ func user(args []string) error {
 	return nil
 }
 
-func asUser(t *testing.T, d *driver, key string) (acquire, inspect, release, open string) {
+// asUser returns what each call to d returns to a user that is not root.
+func asUser(t *testing.T, d *driver, key string) map[string]string {
 	t.Helper()
 	c := play(t, "user", d.folder.path, key)
-	acquire, inspect, release, open = c.Line(t), c.Line(t), c.Line(t), c.Line(t)
+	answers := map[string]string{}
+	for _, call := range []string{"acquire", "inspect", "release", "open"} {
+		answers[call] = c.Line(t)
+	}
 	c.Finish(t)
-	return
+	return answers
 }
 
 // reachable creates a directory that any user can reach. It skips the test if root cannot become
@@ -81,44 +85,37 @@ func reachable(t *testing.T, mode fs.FileMode) string {
 	return dir
 }
 
-func denied(t *testing.T, what, answer, path string) {
-	t.Helper()
-	if !strings.Contains(answer, path) || !strings.Contains(answer, "must be readable and writable") {
-		t.Errorf("%s: %s", what, answer)
-	}
-}
-
-func TestDirectoryThatCannotBeReadOrWritten(t *testing.T) {
-	for _, mode := range []fs.FileMode{0, 0o444, 0o555} {
-		t.Run(fmt.Sprintf("%O", mode), func(t *testing.T) {
-			d := on(reachable(t, mode), nil)
-			acquire, inspect, release, open := asUser(t, d, "k")
-			denied(t, "acquire", acquire, d.folder.path)
-			denied(t, "release", release, d.folder.path)
-			denied(t, "open", open, d.folder.path)
-			if mode&0o111 == 0 {
-				denied(t, "inspect", inspect, d.folder.path)
-			} else if inspect != "<nil>" {
-				t.Errorf("inspect: %s", inspect)
+func TestWhatCannotBeReadOrWrittenIsNotGranted(t *testing.T) {
+	for name, test := range map[string]struct {
+		directory fs.FileMode
+		record    bool   // the record exists, and has mode 0
+		allowed   string // the only call that succeeds
+	}{
+		"directory that cannot be used":    {},
+		"directory that cannot be entered": {directory: 0o444},
+		"directory that cannot be written": {directory: 0o555, allowed: "inspect"},
+		"record that cannot be read":       {directory: 0o777, record: true, allowed: "open"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := on(reachable(t, test.directory), nil)
+			path := d.folder.path
+			if test.record {
+				path = d.folder.recordFile("k")
+				acquire(t, d, claim("k"))
+				must(t, os.Chmod(path, 0))
+			}
+			before := await.Value(os.Lstat(path))
+			for call, answer := range asUser(t, d, "k") {
+				const says = "must be readable and writable"
+				denied := strings.Contains(answer, path) && strings.Contains(answer, says)
+				if call == test.allowed && answer != "<nil>" || call != test.allowed && !denied {
+					t.Errorf("%s: %s", call, answer)
+				}
+			}
+			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+				t.Errorf("the file was replaced: %v, %v", after, err)
 			}
 		})
-	}
-}
-
-func TestStateFileThatCannotBeReadIsNotGranted(t *testing.T) {
-	d := on(reachable(t, 0o777), nil)
-	acquire(t, d, claim("k"))
-	must(t, os.Chmod(d.folder.recordFile("k"), 0))
-	before := await.Value(os.Lstat(d.folder.recordFile("k")))
-	got, inspect, release, open := asUser(t, d, "k")
-	denied(t, "acquire", got, d.folder.recordFile("k"))
-	denied(t, "inspect", inspect, d.folder.recordFile("k"))
-	denied(t, "release", release, d.folder.recordFile("k"))
-	if open != "<nil>" {
-		t.Errorf("open: %s", open)
-	}
-	if after, err := os.Lstat(d.folder.recordFile("k")); err != nil || !os.SameFile(before, after) {
-		t.Errorf("the file was touched: %v, %v", after, err)
 	}
 }
 
@@ -132,15 +129,24 @@ func TestUsersShareADirectory(t *testing.T) {
 	d := on(reachable(t, 0o777), nil)
 	c := fenced(claim("k"))
 	acquire(t, d, c)
-	got, inspect, lost, open := asUser(t, d, "k")
-	if !strings.HasPrefix(got, "held by") || inspect != "<nil>" || lost != backend.ErrLost.Error() || open != "<nil>" {
-		t.Errorf("while held: %s, %s, %s, %s", got, inspect, lost, open)
+	while := func(state, acquired, released string) {
+		t.Helper()
+		got := asUser(t, d, "k")
+		for call, want := range map[string]string{
+			"acquire": acquired,
+			"release": released,
+			"inspect": "<nil>",
+			"open":    "<nil>",
+		} {
+			if !strings.HasPrefix(got[call], want) {
+				t.Errorf("%s, %s: %s, want %s", state, call, got[call], want)
+			}
+		}
 	}
+	while("held", "held by", backend.ErrLost.Error())
 	release(t, d, c)
 	for range 2 {
-		if got, inspect, released, _ := asUser(t, d, "k"); got != "<nil>" || inspect != "<nil>" || released != "<nil>" {
-			t.Errorf("while free: %s, %s, %s", got, inspect, released)
-		}
+		while("free", "<nil>", "<nil>")
 		acquire(t, d, c)
 		release(t, d, c)
 	}
@@ -205,9 +211,7 @@ func TestWhatIsNoFileInPlaceOfAFile(t *testing.T) {
 		for _, path := range []string{d.folder.recordFile("k"), d.folder.fenceFile(n), d.folder.guardFile(n)} {
 			must(t, os.RemoveAll(path))
 			must(t, plant(path))
-			_, err := d.Acquire(t.Context(), fenced(claim("k")))
-			outage(t, "acquire", err, path)
-			if !errors.Is(err, errNotFile) {
+			if err := noGrant(t, d, fenced(claim("k")), path); !errors.Is(err, errNotFile) {
 				t.Error(err)
 			}
 			must(t, os.Remove(path))
