@@ -29,9 +29,7 @@ func survives(t *testing.T, at string, fault func(member string) (mend func())) 
 		b = openDriver(t, at)
 	}
 	key := t.Name()
-	c := take(t, a, key, long)
-	w := wants(t, b, key)
-	queued(t, a, key, 1)
+	c, w := lineUp(t, a, b, claimFor(key, time.Minute))
 
 	mend := fault(a.Member())
 	eventually(t, "a renewal after the fault", func() error {
