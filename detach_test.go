@@ -174,7 +174,7 @@ func TestResumeOfUnknownOutcome(t *testing.T) {
 
 // A Detach whose outcome is unknown leaves the lease to its caller.
 func TestDetachOfUnknownOutcome(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k")
 		t.onRenew(lostReply)
 		want(t, "Detach", detachErr(t, l, time.Hour), hasp.ErrUnavailable)
@@ -196,7 +196,7 @@ func TestDetachOfUnknownOutcome(t *testing.T) {
 }
 
 func TestDetachAndResumeRefuse(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		good := detachNow(t, t.lock("k"), time.Minute)
 		for target, changes := range map[error][]string{
 			hasp.ErrInvalid: {
@@ -315,7 +315,7 @@ func TestHeld(t *testing.T) {
 		}
 		return keys
 	}
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		outer := t.lock("outer")
 		inner := t.lockIn(outer.Context(), "inner")
 		all := await.Value(hasp.LockAll(inner.Context(), t.Client, []string{"a", "b"}))
@@ -330,7 +330,7 @@ func TestHeld(t *testing.T) {
 
 // The token of a lease that was lost is forgotten once the store cannot have it any more.
 func TestResumedTokensAreForgotten(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		for i := range 100 {
 			x := detachNow(t, t.lock("k"), time.Minute)
 			l := t.resume(x)

@@ -95,7 +95,7 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 // All contexts have ended when Do returns. A lease that is left on the hold then lasts for one more
 // term.
 func TestAfterDoItsHoldLastsOneMoreTerm(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var inner *hasp.Lease
 		want(t, "Do", hasp.Do(ctx, t.Client, "k", func(ctx context.Context, _ *hasp.Lease) error {
@@ -149,7 +149,7 @@ func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
 		3 * hasp.DefaultTTL: hasp.WithMaxHold(3 * hasp.DefaultTTL),
 		hasp.DefaultTTL:     hasp.WithoutRenewal(),
 	} {
-		withClient(t, nil, func(t *bench) {
+		onBench(t, func(t *bench) {
 			ctx, cancel := context.WithCancel(t.Context())
 			start := time.Now()
 			err := hasp.Do(ctx, t.Client, "k", func(_ context.Context, l *hasp.Lease) error {
@@ -221,7 +221,7 @@ func TestFnDoesNotBeginAfterTheEndOfItsContext(t *testing.T) {
 }
 
 func TestDoAll(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		do := func(fn func(context.Context, *hasp.Leases) error) error {
 			return hasp.DoAll(t.Context(), t.Client, []string{"b", "a"}, fn)
 		}

@@ -2,7 +2,6 @@ package hasp_test
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/hasplock/hasp"
-	"github.com/hasplock/hasp/backend"
 )
 
 // lineUp starts n callers, one after another, and returns when all wait. Each locks key, notes its
@@ -84,14 +82,10 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 		l := t.lock("k")
 		_, err := t.TryLock(t.Context(), "k")
 		want(t, "TryLock", err, hasp.ErrHeld)
-		var he *backend.HeldError
-		if !errors.As(err, &he) || he.Owner != "me" || he.RetryAfter <= 0 {
+		if he := refusal(t, err); he.Owner != "me" || he.RetryAfter <= 0 {
 			t.Errorf("got %+v, want our own owner and term", he)
 		}
-		var e *hasp.Error
-		if !errors.As(err, &e) || e.Op != "trylock" || e.Key != "k" {
-			t.Errorf("got %#v", err)
-		}
+		wantOf(t, err, "trylock", "k")
 		want(t, "Lock with no wait", t.lockErr("k", hasp.WithMaxWait(0)), hasp.ErrHeld)
 		equal(t, "attempts, of the holder only", t.attempts(), 1)
 		unlock(t, l)
@@ -100,7 +94,7 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 
 // If a Break comes during an Unlock, the hold is not renewed afterwards, and does not end twice.
 func TestBreakDuringUnlock(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k")
 		far(t.faulty, 2*time.Second)
 		done := make(chan error)

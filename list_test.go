@@ -31,10 +31,7 @@ func listOf(c *hasp.Client, ctx context.Context, prefix string) (all []backend.E
 func TestListOfADriverThatIsNoLister(t *testing.T) {
 	_, err := listOf(opened(t, plainDriver{memlock.NewDriver()}, nil), t.Context(), "p")
 	want(t, "list", err, errors.ErrUnsupported)
-	var e *hasp.Error
-	if !errors.As(err, &e) || e.Op != "list" || e.Key != "p" {
-		t.Errorf("got %v", err)
-	}
+	wantOf(t, err, "list", "p")
 }
 
 // lister yields two entries, and then the error of next, if there is one. It counts its steps.

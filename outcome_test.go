@@ -21,7 +21,7 @@ func onlyOnce(f *faulty, hook hook) {
 }
 
 func TestReplyLostOnTryLock(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		t.release = func(q *call) error {
 			if q.Handle != nil { // there was no answer, and so no handle
 				t.Errorf("released with the handle %v", q.Handle)
@@ -50,7 +50,7 @@ func TestReplyLostOnTryLock(t *testing.T) {
 }
 
 func TestReplyLostOnRelease(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k")
 		t.release = func(q *call) error { q.send(); return errNet }
 		err := l.Unlock(t.Context())
@@ -71,7 +71,7 @@ func TestReplyLostOnRelease(t *testing.T) {
 // A second Unlock waits for the first, and reports its outcome.
 func TestTwoUnlocksAtOnce(t *testing.T) {
 	for _, answered := range []bool{true, false} {
-		withClient(t, nil, func(t *bench) {
+		onBench(t, func(t *bench) {
 			t.release = func(q *call) error {
 				time.Sleep(time.Second)
 				if !answered {
@@ -134,7 +134,7 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 // After an Extend without an answer, the store may keep the key for the longer term. So a release
 // without an answer is repeated for that long.
 func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k")
 		t.onRenew(lostReply)
 		want(t, "Extend", l.Extend(t.Context(), 10*time.Minute), errNet)
@@ -149,7 +149,7 @@ func TestUnlockAfterAnExtendWithoutAReply(t *testing.T) {
 
 // The machine sleeps past the term. Then two callers of Unlock repeat the release at the same time.
 func TestUnlockAgainAfterASuspend(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		suspend := hasp.Suspendable(t.Client)
 		l := t.lock("k")
 		t.onRelease(failing(errNet))
@@ -172,7 +172,7 @@ func TestUnlockAgainAfterASuspend(t *testing.T) {
 // A renewal and a release get the handle of the last grant. If a renewal gives nil, the last handle
 // stays.
 func TestHandleIsPassedBack(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		var seen []any
 		gives := []any{"first", "second", nil, "third", nil} // what each call gives
 		t.set(func(f *faulty) {

@@ -51,6 +51,15 @@ func refusal(t testing.TB, err error) (held *backend.HeldError) {
 	return held
 }
 
+// wantOf fails the test unless err is a *hasp.Error of this operation on this key.
+func wantOf(t testing.TB, err error, op, key string) {
+	t.Helper()
+	var e *hasp.Error
+	if !errors.As(err, &e) || e.Op != op || e.Key != key {
+		t.Errorf("got %#v, want a *hasp.Error of %s %q", err, op, key)
+	}
+}
+
 // between fails the test unless got is least, most, or between them.
 func between[T cmp.Ordered](t testing.TB, what string, got, least, most T) {
 	t.Helper()
@@ -142,7 +151,7 @@ func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 // The cause of a context is the caller's own error, and decides nothing, whatever it matches. A
 // Lock whose context had ended before returns the context's error, and not the last refusal.
 func TestCauseOfAContextDecidesNothing(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, hasp.ErrUnavailable)
 		defer cancel()

@@ -326,8 +326,7 @@ func TestDroppedCallOfAWait(t *testing.T) {
 	c := claimFor("key", time.Minute)
 	c.Timeout = 9 * time.Second
 	m.silence("Txn", 1)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := await.Timeout(t, patience)
 	g, err := d.Wait(ctx, c)
 	await.Must(t, err)
 	c.Handle = g.Handle

@@ -1,7 +1,6 @@
 package spinlock_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -71,7 +70,7 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 // A registry of the type PUB_SUB_LOCK subscribes to a pattern. A message names a
 // key, and the registry wakes the threads that wait for that key.
 func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
+	r := setup(t, redistest.Real)
 	const key = "registry:orders"
 	sub := r.Redis.PSubscribe(t.Context(), "registry-channel:*")
 	defer sub.Close()
@@ -83,8 +82,7 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 		t.Helper()
 		// Messages of one connection arrive in order.
 		r.Redis.Publish(t.Context(), "registry-channel:end", "end")
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
+		ctx := await.Timeout(t, 20*time.Second)
 		var all []*redis.Message
 		for {
 			m := await.Value(sub.ReceiveMessage(ctx))

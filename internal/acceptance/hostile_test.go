@@ -106,7 +106,7 @@ func hostiles(t *testing.T) map[string]*hostile {
 		for way, open := range map[string]opens{
 			"URL": (*hostile).byURL, "client": (*hostile).overClient,
 		} {
-			srv := redistest.Start(t, &redistest.Options{Own: true})
+			srv := redistest.Start(t, redistest.Own)
 			h := &hostile{strategy: strategy, p: srv.Proxy(), witness: strategytest.Claim("known")}
 			h.d = await.Value(open(h, srv))
 			t.Cleanup(func() {

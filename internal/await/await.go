@@ -3,6 +3,7 @@
 package await
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -12,6 +13,14 @@ import (
 
 // Patience is how long a test waits for an event.
 const Patience = 90 * time.Second
+
+// Timeout returns a context that ends with the test, and after d at the latest.
+func Timeout(t testing.TB, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
 
 // Must ends the test if err is not nil.
 func Must(t testing.TB, err error) {

@@ -181,7 +181,7 @@ func TestCloseEndsCalls(t *testing.T) {
 		} {
 			for _, callers := range []int{1, 100} { // of one flight, and of several
 				t.Run(fmt.Sprintf("%s, %s, %d", url, name, callers), func(t *testing.T) {
-					p := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
+					p := redistest.Start(t, redistest.Own).Proxy()
 					s, _ := prepared(t, fmt.Sprintf(url, p.Addr()))
 					if strings.HasPrefix(url, "redis://") {
 						pings(t, s) // connects

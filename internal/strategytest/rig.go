@@ -32,7 +32,7 @@ func Setup[D backend.Inspector](
 ) Rig[D] {
 	t.Helper()
 	if o == nil {
-		o = &redistest.Options{Own: true}
+		o = redistest.Own
 	}
 	srv := redistest.Start(t, o)
 	rdb := srv.Client()
