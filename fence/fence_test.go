@@ -212,9 +212,7 @@ func TestLateWriteIsRefused(t *testing.T) {
 				t.Errorf("the late write returned %+v", stale)
 			}
 			must(t, g.write(second.Context(), "three")) // the same fence may write again
-			if err := g.write(ctx, "none"); !errors.Is(err, fence.ErrNone) {
-				t.Errorf("without a lease: %v", err)
-			}
+			await.ErrorIs(t, "without a lease", g.write(ctx, "none"), fence.ErrNone)
 			if got := fmt.Sprint(g.log()); got != "[one two three]" {
 				t.Errorf("the log is %s", got)
 			}
@@ -263,9 +261,7 @@ func TestEachGuardRaisesTheFenceBeforeItWrites(t *testing.T) {
 				return g.write(fence.With(t.Context(), f), word)
 			}
 			must(t, write(6, "six"))
-			if err := write(5, dying); !errors.Is(err, fence.ErrStale) {
-				t.Errorf("a late write began before it was refused: %v", err)
-			}
+			await.ErrorIs(t, "a late write began before it was refused", write(5, dying), fence.ErrStale)
 
 			if err := write(8, dying); err == nil || errors.Is(err, fence.ErrStale) {
 				t.Errorf("a write that dies: %v", err)
@@ -359,17 +355,15 @@ func TestMemoryWaitsForItsTurn(t *testing.T) {
 		defer func() { recover() }()
 		m.Do(fence.With(t.Context(), 6), "r", func(context.Context) error { panic("in the write") })
 	}()
-	if err := m.Do(fence.With(t.Context(), 5), "r", nothing); !errors.Is(err, fence.ErrStale) {
-		t.Errorf("after a write that panicked: %v", err)
-	}
+	await.ErrorIs(t, "after a write that panicked",
+		m.Do(fence.With(t.Context(), 5), "r", nothing), fence.ErrStale)
 }
 
 func TestFileOfADirectory(t *testing.T) {
 	dir := t.TempDir()
 	must(t, filefence.Do(fence.With(t.Context(), 7), dir, nothing))
-	if err := filefence.Do(fence.With(t.Context(), 6), dir+"/", nothing); !errors.Is(err, fence.ErrStale) {
-		t.Errorf("with a slash at the end: %v", err)
-	}
+	await.ErrorIs(t, "with a slash at the end",
+		filefence.Do(fence.With(t.Context(), 6), dir+"/", nothing), fence.ErrStale)
 }
 
 func TestHandler(t *testing.T) {

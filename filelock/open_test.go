@@ -29,8 +29,7 @@ func TestURLNamesTheDirectory(t *testing.T) {
 		{"filelock://", "relative/is/ignored", filepath.Join(root, "home", ".local", "state", "hasp")},
 	} {
 		t.Setenv("XDG_STATE_HOME", c.state)
-		client, err := hasp.Open(t.Context(), c.url, nil)
-		must(t, err)
+		client := await.Value(hasp.Open(t.Context(), c.url, nil))
 		t.Chdir(t.TempDir()) // a new working directory must not move the locks
 		lease := await.Value(client.TryLock(t.Context(), "k", hasp.WithFence()))
 		if !slices.ContainsFunc(files(t, c.want), func(name string) bool { return strings.HasSuffix(name, ".lock") }) {

@@ -75,6 +75,4 @@ var (
 	eventually    = await.Until
 )
 
-func errOf[T any](g T, err error) error { return strategytest.ErrOf(g, err) }
-
 const term = strategytest.Term

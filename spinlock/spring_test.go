@@ -75,8 +75,12 @@ func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
 	sub := r.Redis.PSubscribe(t.Context(), "registry-channel:*")
 	defer sub.Close()
 	await.Value(sub.Receive(t.Context()))
-	byURL, err := hasp.Config{Strategy: "spinlock", Nodes: []string{r.Server.URL()}, Params: map[string]string{"registry": "registry"}}.Driver(t.Context())
-	await.Must(t, err)
+	config := hasp.Config{
+		Strategy: "spinlock",
+		Nodes:    []string{r.Server.URL()},
+		Params:   map[string]string{"registry": "registry"},
+	}
+	byURL := await.Value(config.Driver(t.Context()))
 	defer byURL.Close()
 	heard := func(want bool, what string) {
 		t.Helper()

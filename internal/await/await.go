@@ -22,6 +22,17 @@ func Timeout(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
+// ErrorIs fails the test unless err matches target, or is nil if target is nil.
+func ErrorIs(t testing.TB, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Errorf("%s: got %v, want %v", what, err, target)
+	}
+}
+
+// ErrorOf returns the error of a call that has another result.
+func ErrorOf[T any](_ T, err error) error { return err }
+
 // Must ends the test if err is not nil.
 func Must(t testing.TB, err error) {
 	t.Helper()

@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -207,9 +206,7 @@ func TestCloseEndsCalls(t *testing.T) {
 					until(t, "the end of all goroutines", func() bool { return busy() == 0 })
 					p.Flow()
 					until(t, "the end of all connections", func() bool { return p.Conns() == 0 })
-					if _, err := s.Do(ctx, "get", "k"); !errors.Is(err, redis.ErrClosed) {
-						t.Errorf("after it: %v", err)
-					}
+					await.ErrorIs(t, "after it", await.ErrorOf(s.Do(ctx, "get", "k")), redis.ErrClosed)
 				})
 			}
 		}

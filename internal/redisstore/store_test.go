@@ -124,9 +124,7 @@ func TestCloseClosesOnlyConnectionsOfOpen(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
+	await.ErrorIs(t, "after Close", await.ErrorOf(s.Do(t.Context(), "ping")), redis.ErrClosed)
 }
 
 // The program may use all connections of a client that it passed. hasp does not wait for them.
