@@ -16,7 +16,7 @@ import (
 
 func TestCloseWithHoldersAndWaiters(t *testing.T) {
 	for _, polls := range []bool{true, false} {
-		withClient(t, nil, func(t *bench) {
+		onBench(t, func(t *bench) {
 			if !polls {
 				t.Client = opened(t, t.Driver, nil)
 			}
@@ -59,7 +59,7 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 }
 
 func TestCloseNamesTheKeysThatAreLeft(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		for i := range 12 {
 			t.lockIn(t.lock(fmt.Sprint("key ", 10+i)).Context(), fmt.Sprint("key ", 10+i))
 		}

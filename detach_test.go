@@ -175,7 +175,7 @@ func TestResumeOfUnknownOutcome(t *testing.T) {
 // A Detach whose outcome is unknown leaves the lease to its caller. The store may keep the key for
 // the time of Detach, so a release without an answer is repeated for that long.
 func TestDetachOfUnknownOutcome(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k")
 		t.onRenew(lostReply)
 		want(t, "Detach", detachErr(t, l, time.Hour), hasp.ErrUnavailable)
@@ -201,7 +201,7 @@ func TestDetachOfUnknownOutcome(t *testing.T) {
 }
 
 func TestDetachAndResumeRefuse(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		good := detachNow(t, t.lock("k"), time.Minute)
 		for target, changes := range map[error][]string{
 			hasp.ErrInvalid: {
@@ -321,7 +321,7 @@ func TestContextInsideManyLeases(t *testing.T) {
 		}
 		return keys
 	}
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		ctx := timeout(t, t.Context(), time.Hour)
 		outer := t.lockIn(ctx, "outer")
 		inner := t.lockIn(outer.Context(), "inner")
@@ -340,7 +340,7 @@ func TestContextInsideManyLeases(t *testing.T) {
 
 // The token of a lease that was lost is forgotten once the store cannot have it any more.
 func TestResumedTokensAreForgotten(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		for i := range 100 {
 			x := detachNow(t, t.lock("k"), time.Minute)
 			l := t.resume(x)

@@ -78,7 +78,7 @@ func TestResultsOfAFunctionUnderLock(t *testing.T) {
 }
 
 func TestLockAll(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		keys := []string{"c", "a", "b", "a"}
 		ls := await.Value(t.lockAll(keys))
 		var got []string
@@ -136,7 +136,7 @@ func TestZeroLeasesHoldNothing(t *testing.T) {
 }
 
 func TestLeadRefusesBadInputAtOnce(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		fn := func(context.Context, *hasp.Lease) error { t.Error("fn ran"); return nil }
 		start := time.Now()
 		refused := func(key string, fn leaseFn, says string, opts ...hasp.Option) {
@@ -173,7 +173,7 @@ func TestLeadRefusesBadInputAtOnce(t *testing.T) {
 
 // After each loss of the lease, fn runs again, whatever it has returned.
 func TestLeadCompetesAgainAfterALoss(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		var runs int
 		var last uint64
 		var returned time.Time

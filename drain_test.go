@@ -95,7 +95,7 @@ func TestRenewedUntilFnReturns(t *testing.T) {
 // All contexts have ended when Do returns. A lease that is left on the hold then lasts for one more
 // term.
 func TestAfterDoItsHoldLastsOneMoreTerm(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var inner *hasp.Lease
 		want(t, "Do", hasp.Do(ctx, t.Client, "k", func(ctx context.Context, _ *hasp.Lease) error {
@@ -149,7 +149,7 @@ func TestOptionsBoundARenewalUntilFnReturns(t *testing.T) {
 		3 * hasp.DefaultTTL: hasp.WithMaxHold(3 * hasp.DefaultTTL),
 		hasp.DefaultTTL:     hasp.WithoutRenewal(),
 	} {
-		withClient(t, nil, func(t *bench) {
+		onBench(t, func(t *bench) {
 			ctx, cancel := context.WithCancel(t.Context())
 			start := time.Now()
 			err := hasp.Do(ctx, t.Client, "k", func(_ context.Context, l *hasp.Lease) error {
@@ -222,7 +222,7 @@ func TestFnDoesNotBeginAfterTheEndOfItsContext(t *testing.T) {
 
 // The loss of one key ends the context, but the other key stays locked until fn returns.
 func TestDoAll(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		keys := []string{"b", "a"}
 		err := hasp.DoAll(t.Context(), t.Client, keys, func(ctx context.Context, ls *hasp.Leases) error {
 			if ctx != ls.Context() || len(ls.All()) != 2 {

@@ -268,6 +268,12 @@ func withClient(t *testing.T, o *hasp.Options, run func(t *bench)) {
 	withEnds(t, backend.CancelNone, o, run)
 }
 
+// onBench is withClient with default options.
+func onBench(t *testing.T, run func(t *bench)) {
+	t.Helper()
+	withClient(t, nil, run)
+}
+
 // withEnds is withClient with ends as the trait Cancellation.
 func withEnds(t *testing.T, ends backend.Cancellation, o *hasp.Options, run func(t *bench)) {
 	t.Helper()

@@ -32,7 +32,7 @@ func several(n int) (keys []string) {
 }
 
 func TestLockAllTakesOneRoundTripForFreeKeys(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		far(t.faulty, 10*time.Millisecond)
 		for _, tc := range []struct {
 			keys  int
@@ -135,7 +135,7 @@ func TestUnlockOfOneOfSeveral(t *testing.T) {
 // When the first lease has ended by the clock, the joint context has ended, even if no timer has
 // fired.
 func TestJointContextReadsTheClockOfEachLease(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		ls := await.Value(t.lockAll([]string{"a", "b"}))
 		want(t, "Extend", ls.All()[1].Extend(t.Context(), time.Hour), nil)
 		hasp.Skip(t.Client, hasp.DefaultTTL)

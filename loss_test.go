@@ -101,7 +101,7 @@ func wantLoss(t testing.TB, what string, err error, reason, text string) {
 
 // Each of these leases is lost before its Unlock or during it.
 func TestReasonOfALossAtUnlock(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("broken")
 		t.faulty.Break(t.Context(), "broken")
 		wantLoss(t, "Unlock", l.Unlock(t.Context()), hasp.LostRevoked, "lost its data")
@@ -165,7 +165,7 @@ func TestMaxHoldIsPassedByNoRenewal(t *testing.T) {
 
 // If the answer to an Extend comes after the lease has ended, it extends nothing.
 func TestExtendOfALeaseThatASuspendHasEnded(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		suspend := hasp.Suspendable(t.Client)
 		l := t.lock("k")
 		answer := make(chan struct{})
@@ -187,7 +187,7 @@ func TestExtendOfALeaseThatASuspendHasEnded(t *testing.T) {
 // A deadline that counted from the reply, or without the drift, could be later than the end of the
 // term in the store.
 func TestDeadlineCountsFromBeforeTheCallLessDrift(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		const oneWay = 50 * time.Millisecond // time to the store, and back
 		t.acquire = func(q *call) error {
 			err := trip(2 * oneWay)(q)
@@ -248,7 +248,7 @@ func TestErrAsksTheClock(t *testing.T) {
 			return context.Cause(l.child)
 		},
 	} {
-		withClient(t, nil, func(t *bench) {
+		onBench(t, func(t *bench) {
 			suspend := hasp.Suspendable(t.Client)
 			l := looked{Lease: t.lock("k")}
 			if what != "a context made" {

@@ -133,7 +133,7 @@ func TestMinHoldInLine(t *testing.T) {
 func TestMinHoldOfUnknownOutcome(t *testing.T) {
 	for _, carried := range []bool{false, true} {
 		for _, again := range []bool{false, true} {
-			withClient(t, nil, func(t *bench) {
+			onBench(t, func(t *bench) {
 				l := t.lock("k", hasp.WithMinHold(10*time.Second))
 				end := time.Now().Add(10 * time.Second)
 				var ends []time.Time
@@ -166,7 +166,7 @@ func TestMinHoldOfUnknownOutcome(t *testing.T) {
 // The lease is lost by the Client's clock while the store cannot be reached. The store still has
 // the hold, so Unlock releases it with the min hold.
 func TestMinHoldOfALeaseThatLapsed(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		outer := t.lock("k")
 		t.set(down)
 		t.lockIn(outer.Context(), "k", hasp.WithMinHold(40*time.Second))
@@ -182,7 +182,7 @@ func TestMinHoldOfALeaseThatLapsed(t *testing.T) {
 // If a renewal finds that the hold is lost, the engine releases the token, in case a part of the
 // store still has it. That release does not keep the key.
 func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k", hasp.WithMinHold(time.Minute))
 		var kept atomic.Bool
 		t.set(func(f *faulty) {
@@ -204,7 +204,7 @@ func TestMinHoldOfALostLeaseKeepsNothing(t *testing.T) {
 }
 
 func TestLockAllKeepsEachKey(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		unlock(t, await.Value(t.lockAll([]string{"a", "b"}, hasp.WithMinHold(time.Hour))))
 		time.Sleep(time.Hour - 1)
 		equal(t, "a key is free before the min hold has passed", t.free("a") || t.free("b"), false)

@@ -22,7 +22,7 @@ func onlyOnce(f *faulty, hook hook) {
 }
 
 func TestReplyLostOnTryLock(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		t.release = func(q *call) error {
 			if q.Handle != nil { // there was no answer, and so no handle
 				t.Errorf("released with the handle %v", q.Handle)
@@ -51,7 +51,7 @@ func TestReplyLostOnTryLock(t *testing.T) {
 }
 
 func TestReplyLostOnRelease(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k")
 		t.release = func(q *call) error { q.send(); return errNet }
 		err := l.Unlock(t.Context())
@@ -72,7 +72,7 @@ func TestReplyLostOnRelease(t *testing.T) {
 // A second Unlock waits for the first, and reports its outcome.
 func TestTwoUnlocksAtOnce(t *testing.T) {
 	for outcome, second := range map[error]error{nil: hasp.ErrReleased, errNet: errNet} {
-		withClient(t, nil, func(t *bench) {
+		onBench(t, func(t *bench) {
 			t.release = func(q *call) error {
 				time.Sleep(time.Second)
 				return cmp.Or(outcome, q.send())
@@ -127,7 +127,7 @@ func TestCleanUpPassesAHungPartOfTheStore(t *testing.T) {
 
 // The machine sleeps past the term. Then two callers of Unlock repeat the release at the same time.
 func TestUnlockAgainAfterASuspend(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		suspend := hasp.Suspendable(t.Client)
 		l := t.lock("k")
 		t.onRelease(failing(errNet))
@@ -150,7 +150,7 @@ func TestUnlockAgainAfterASuspend(t *testing.T) {
 // A renewal and a release get the handle of the last grant. If a renewal gives nil, the last handle
 // stays.
 func TestHandleIsPassedBack(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		var seen []any
 		gives := []any{"first", "second", nil, "third", nil} // what each call gives
 		t.set(func(f *faulty) {

@@ -287,7 +287,7 @@ func TestGapAfterALongHold(t *testing.T) {
 // A Client knows for a second which keys are contended, however many keys it uses. After a gap that
 // nobody is known to need, the driver may use its cheapest command.
 func TestContendedKeysAreNotForgotten(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		again := func(key string) (last backend.Claim) {
 			t.onAcquire(func(q *call) error {
 				last = q.Claim

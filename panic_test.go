@@ -122,7 +122,7 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 }
 
 func TestErrorOfAContextThatCannotBeCompared(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k")
 		ctx := timeout(t, t.Context(), time.Second)
 		want(t, "Lock", errOf(t.Lock(oddContext{ctx}, "k")), hasp.ErrHeld)
@@ -237,7 +237,7 @@ func TestDriverThatPanics(t *testing.T) {
 
 // A nil argument is refused, and changes nothing.
 func TestNilArguments(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		var none context.Context
 		if hasp.LeasesOf(none) != nil || hasp.Held(none, "k") {
 			t.Error("there are leases in no context")

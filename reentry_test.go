@@ -69,7 +69,7 @@ func TestInnerContext(t *testing.T) {
 // same. Other leases of the Client are renewed meanwhile, and also if the methods of a caller's
 // context are slow or block.
 func TestContextsOfCallersDelayNoRenewal(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		base, cancel := context.WithCancel(t.Context())
 		ctx := base
 		var leases []*hasp.Lease
@@ -99,7 +99,7 @@ func TestContextsOfCallersDelayNoRenewal(t *testing.T) {
 }
 
 func TestReentryOptions(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		outer := t.lock("k", hasp.WithTTL(10*time.Second))
 		want(t, "a fence where the outer has none", errOf(t.Lock(outer.Context(), "k", hasp.WithFence())), hasp.ErrInvalid)
 
@@ -134,7 +134,7 @@ func TestReentryOptions(t *testing.T) {
 // If a caller joins the hold while its last renewal asks whether all contexts have ended, or after
 // that, renewal goes on.
 func TestReentryAtTheLastRenewal(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		term := hasp.WithTTL(300 * time.Millisecond)
 		ctx, cancel := context.WithCancel(t.Context())
 		live := context.WithoutCancel(t.lockIn(ctx, "k", term).Context())
@@ -182,7 +182,7 @@ func TestLongerTermDuringARenewal(t *testing.T) {
 
 func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 	apart := hasp.WithoutReentry()
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		for name, opts := range map[string]options{"exclusive": nil, "shared": {shared}} {
 			l := t.lock(name, opts...)
 			want(t, "TryLock", errOf(t.TryLock(l.Context(), name, apart)), hasp.ErrHeld)
@@ -216,7 +216,7 @@ func TestWithoutReentryACallerWaitsForItsOwnLease(t *testing.T) {
 
 // The Unlock of the outer lease hands the hold over to a caller, and ends that caller's context.
 func TestWithoutReentryAHandOverWithinItsOwnContext(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		for range 50 {
 			outer := t.lock("k")
 			next := t.lockLater(outer.Context(), hasp.WithoutReentry())
@@ -232,7 +232,7 @@ func TestWithoutReentryAHandOverWithinItsOwnContext(t *testing.T) {
 }
 
 func TestSharedLeasesAreRenewedApart(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		short := t.lock("k", shared, hasp.WithTTL(time.Second))
 		dead := t.lock("k", shared, hasp.WithTTL(2*time.Second), hasp.WithoutRenewal())
 		time.Sleep(10 * time.Second)
@@ -247,7 +247,7 @@ func TestSharedLeasesAreRenewedApart(t *testing.T) {
 // Callers WithShared re-enter a lease of either kind. A shared lease cannot become exclusive, and
 // has no min hold.
 func TestReentryOfASharedLease(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		for name, opts := range map[string]options{"exclusive": nil, "shared": {shared}} {
 			outer := t.lock(name, opts...)
 			inner := t.lockIn(outer.Context(), name, shared)

@@ -17,7 +17,7 @@ import (
 )
 
 func TestRenewalStartsAtAThirdOfTheTerm(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		last := time.Now()
 		l := t.lock("k")
 		time.Sleep(10 * hasp.DefaultTTL)
@@ -33,7 +33,7 @@ func TestRenewalStartsAtAThirdOfTheTerm(t *testing.T) {
 }
 
 func TestOneRenewalOfAHoldIsUnderWayAtMost(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		var running, most atomic.Int32
 		t.renew = func(q *call) error {
 			most.Store(max(most.Load(), running.Add(1)))
@@ -78,7 +78,7 @@ func TestTheSecondTryLastsTwiceAsLong(t *testing.T) {
 
 // A store may grant Extend a shorter term than it asks for, as an etcd without space does.
 func TestExtendWithoutRenewal(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		start := time.Now()
 		l := t.lock("k", hasp.WithoutRenewal())
 		want(t, "Extend by too little", l.Extend(t.Context(), 99*time.Millisecond), hasp.ErrInvalid)
@@ -103,7 +103,7 @@ func TestExtendWithoutRenewal(t *testing.T) {
 }
 
 func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		t.renew = slow(time.Second)
 		l := t.lock("k")
 		ctx := timeout(t, t.Context(), 100*time.Millisecond)
@@ -117,7 +117,7 @@ func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
 }
 
 func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		ctx, cancel := context.WithCancel(t.Context())
 		l := t.lockIn(ctx, "k")
 		time.Sleep(time.Hour)
@@ -139,7 +139,7 @@ func TestRenewalGoesOnForOneTermAfterLocksContextHasEnded(t *testing.T) {
 }
 
 func TestASickClaimDelaysOnlyItself(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		t.renew = func(q *call) error {
 			if q.Key[0] == 's' {
 				return untilEnd(q)
@@ -246,7 +246,7 @@ func TestManyTermsAreRenewedInBulk(t *testing.T) {
 
 // If renewals fail immediately, there are pauses between them, however short the term is.
 func TestFailedRenewalsAreSpaced(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k", hasp.WithTTL(backend.MinTTL))
 		t.onRenew(func(q *call) error {
 			if len(t.renewed) > 1000 {
@@ -275,7 +275,7 @@ func TestExtendPastTheLongestTermIsNoFailedRenewal(t *testing.T) {
 // If a Renew outlasts its context, the engine leaves it behind, and tries again.
 func TestRenewalThatHangsIsTriedAgain(t *testing.T) {
 	for _, extend := range []bool{false, true} {
-		withClient(t, nil, func(t *bench) {
+		onBench(t, func(t *bench) {
 			var tries atomic.Int64
 			t.renew = func(q *call) error {
 				if tries.Add(1) == 1 {

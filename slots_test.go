@@ -173,7 +173,7 @@ func TestLookForASlotInAnOutage(t *testing.T) {
 }
 
 func TestReentryOfASlot(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		t.lock("k", hasp.WithSlots(3))
 		outer := t.lock("k", hasp.WithSlots(3))
 		inner := t.lockIn(outer.Context(), "k", twoSlots)

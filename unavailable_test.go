@@ -151,7 +151,7 @@ func TestEndOfTheContextAfterTheStoreFailedIsBoth(t *testing.T) {
 // The cause of a context is the caller's own error, and decides nothing, whatever it matches. A
 // Lock whose context had ended before returns the context's error, and not the last refusal.
 func TestCauseOfAContextDecidesNothing(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		l := t.lock("k")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, hasp.ErrUnavailable)
 		defer cancel()

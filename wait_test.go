@@ -156,7 +156,7 @@ func TestLastAttemptARoundTripBeforeTheEnd(t *testing.T) {
 }
 
 func TestLockRidesOutAnOutageShorterThanTimeout(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		t.set(down)
 		time.AfterFunc(hasp.DefaultTimeout*8/10, func() { t.set(up) })
 		l := t.lock("k")
@@ -242,7 +242,7 @@ func soon(f func() error) <-chan error {
 
 // If a wait is nearly over, or shorter than a round trip, its error is not an outage.
 func TestShortWaitsAreAnsweredByAHealthyStore(t *testing.T) {
-	withClient(t, nil, func(t *bench) {
+	onBench(t, func(t *bench) {
 		heldByAnother(t, t.faulty, time.Hour)
 		t.acquire = slow(time.Millisecond)
 		for _, d := range []time.Duration{1, time.Microsecond, 500 * time.Microsecond, 1500 * time.Microsecond} {
@@ -333,7 +333,7 @@ func TestClaimOfAWaitThatWasCutShortIsReleased(t *testing.T) {
 // report the earlier ErrHeld.
 func TestSilenceIsNotHeldForACallerInLine(t *testing.T) {
 	for _, alone := range []bool{true, false} {
-		withClient(t, nil, func(t *bench) {
+		onBench(t, func(t *bench) {
 			heldByAnother(t, t.faulty, time.Hour)
 			ctx, cancel := context.WithCancel(t.Context())
 			if !alone {
@@ -403,7 +403,7 @@ func TestSuspendIsNoOutage(t *testing.T) {
 // attempts of the callers that wait for the key.
 func TestHungStoreAfterAHoldIsNotHeld(t *testing.T) {
 	for name, ttl := range map[string]time.Duration{"release": hasp.DefaultTTL, "renewals": 3 * time.Second} {
-		withClient(t, nil, func(t *bench) {
+		onBench(t, func(t *bench) {
 			l := t.lock("k", hasp.WithTTL(ttl))
 			t.set(func(f *faulty) { f.acquire, f.renew, f.release = hung, untilEnd, hung })
 			ctx := timeout(t, t.Context(), 3500*time.Millisecond)

@@ -144,9 +144,8 @@ func (s *repeating) Put(ctx context.Context, key string, value []byte, at string
 }
 
 func TestStoresThatCannotKeepLocks(t *testing.T) {
-	if _, err := caslock.New(t.Context(), nil, nil); !errors.Is(err, backend.ErrInvalid) {
-		t.Errorf("no store: %v", err)
-	}
+	await.ErrorIs(t, "no store",
+		await.ErrorOf(caslock.New(t.Context(), nil, nil)), backend.ErrInvalid)
 	synctest.Test(t, func(t *testing.T) {
 		_, err := caslock.NewDriver(t.Context(), racing{memkv.New()})
 		if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "atomic") {
@@ -185,9 +184,8 @@ func TestOutage(t *testing.T) {
 	}
 
 	// A renewal that has failed leaves nothing behind.
-	if err := renew(t.Context(), d, claim("key", "token")); !errors.Is(err, memkv.ErrLost) {
-		t.Errorf("a renewal in an outage: %v", err)
-	}
+	await.ErrorIs(t, "a renewal in an outage",
+		renew(t.Context(), d, claim("key", "token")), memkv.ErrLost)
 	if n := caslock.Renewals(d); n > 0 {
 		t.Errorf("%d renewals are left after an outage", n)
 	}

@@ -70,9 +70,8 @@ func TestAHoldThatComesBack(t *testing.T) {
 		now := await.Value(mem.Get(ctx, "key"))
 		await.Value(mem.Put(ctx, "key", lost.Value, now.Version))
 		c.Token = "next"
-		if _, err := other.Acquire(ctx, c); !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("beside the hold that came back: %v", err)
-		}
+		await.ErrorIs(t, "beside the hold that came back",
+			await.ErrorOf(other.Acquire(ctx, c)), backend.ErrHeld)
 		time.Sleep(c.TTL)
 		await.Value(other.Acquire(ctx, c))
 	})

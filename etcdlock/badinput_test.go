@@ -193,9 +193,7 @@ func testUsers(t *testing.T, args ...string) {
 	// The role has a right on hasp/ only, and a token lasts for 3 s.
 	// The stream of b's watches is open all the time, with the first token.
 	a, b := openDriver(t, "joe:hunter2@"+s.Client), openDriver(t, "joe:hunter2@"+s.Client)
-	other := take(t, a, "other", long)
-	waits := wants(t, b, "other")
-	queued(t, a, "other", 1)
+	other, waits := lineUp(t, a, b, claimFor("other", time.Minute))
 	for round := range 3 {
 		handOver(t, a, b, func(held backend.Claim) {
 			if round > 0 {

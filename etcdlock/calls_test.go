@@ -179,12 +179,19 @@ func (w waiting) granted(tb testing.TB) backend.Claim {
 	}
 }
 
+// lineUp lets d wait for the key of c, which h holds.
+func lineUp(tb testing.TB, h, d *etcdlock.Driver, c backend.Claim) (held backend.Claim, w waiting) {
+	tb.Helper()
+	held = take(tb, h, c.Key, long)
+	w = wantsAs(tb, d, c)
+	queued(tb, h, c.Key, 1)
+	return held, w
+}
+
 // handOver lets d wait for a key that h holds, and then get it. meanwhile is called while d waits.
 func handOver(tb testing.TB, h, d *etcdlock.Driver, meanwhile func(held backend.Claim)) {
 	tb.Helper()
-	c := take(tb, h, "key", long)
-	w := wants(tb, d, "key")
-	queued(tb, h, "key", 1)
+	c, w := lineUp(tb, h, d, claimFor("key", time.Minute))
 	meanwhile(c)
 	free(tb, h, c)
 	free(tb, d, w.granted(tb))
@@ -214,6 +221,13 @@ var (
 func startOne(t testing.TB) (addr string) {
 	t.Helper()
 	return startServers(t, 1)[0].Client
+}
+
+// twoDrivers opens two drivers of one etcd.
+func twoDrivers(t testing.TB) (a, b *etcdlock.Driver) {
+	t.Helper()
+	at := startOne(t)
+	return openDriver(t, at), openDriver(t, at)
 }
 
 // start starts a server, and waits until it answers.

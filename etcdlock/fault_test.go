@@ -29,9 +29,7 @@ func survives(t *testing.T, at string, fault func(member string) (mend func())) 
 		b = openDriver(t, at)
 	}
 	key := t.Name()
-	c := take(t, a, key, long)
-	w := wants(t, b, key)
-	queued(t, a, key, 1)
+	c, w := lineUp(t, a, b, claimFor(key, time.Minute))
 
 	mend := fault(a.Member())
 	eventually(t, "a renewal after the fault", func() error {
@@ -328,8 +326,7 @@ func TestDroppedCallOfAWait(t *testing.T) {
 	c := claimFor("key", time.Minute)
 	c.Timeout = 9 * time.Second
 	m.silence("Txn", 1)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := await.Timeout(t, patience)
 	g, err := d.Wait(ctx, c)
 	await.Must(t, err)
 	c.Handle = g.Handle

@@ -30,7 +30,7 @@ type crowd struct {
 }
 
 // gathered returns a crowd of callers with these claims.
-func gathered(t *testing.T, claims []backend.Claim) *crowd {
+func gathered(t *testing.T, claims ...backend.Claim) *crowd {
 	store := startOne(t)
 	d, meddler := openMeddled(t, store, nil)
 	c := &crowd{store: store, d: d, m: meddler, goOn: make(chan struct{}), ends: map[string][]error{}}
@@ -99,7 +99,7 @@ func TestCallersOfOneKeyDoNotGoTogether(t *testing.T) {
 	for i := range 30 {
 		claims = append(claims, claimFor(fmt.Sprint("key-", i/2), time.Minute))
 	}
-	c := gathered(t, claims)
+	c := gathered(t, claims...)
 	c.end()
 	for i := range 15 {
 		key := fmt.Sprint("key-", i)
@@ -117,7 +117,7 @@ func TestARefusalEndsOnlyItsCaller(t *testing.T) {
 	t.Parallel()
 	bad := claimFor("bad", time.Minute)
 	bad.Owner = strings.Repeat("x", 2<<20)
-	c := gathered(t, []backend.Claim{claimFor("a", time.Minute), bad, claimFor("b", time.Minute)})
+	c := gathered(t, claimFor("a", time.Minute), bad, claimFor("b", time.Minute))
 	c.end()
 	if c.granted("a")+c.granted("b") != 2 {
 		t.Errorf("the other callers failed: %v, %v", c.ends["a"], c.ends["b"])
@@ -134,7 +134,7 @@ func TestLeasesThatHaveEndedInACrowd(t *testing.T) {
 	for i := range 10 {
 		claims = append(claims, claimFor(fmt.Sprint("key-", i), time.Hour))
 	}
-	c := gathered(t, claims)
+	c := gathered(t, claims...)
 	etcd := plainClient(t, c.store)
 	for i, l := range await.Value(etcd.Leases(t.Context())).Leases {
 		if i%2 == 0 {
@@ -171,8 +171,7 @@ func (c *crowd) left(t *testing.T) {
 // A caller that leaves before its change was sent knows that it has changed nothing.
 func TestACallerThatLeavesWhileItsChangeWaits(t *testing.T) {
 	t.Parallel()
-	claims := []backend.Claim{claimFor("a", time.Minute), claimFor("b", time.Minute)}
-	c := gathered(t, claims)
+	c := gathered(t, claimFor("a", time.Minute), claimFor("b", time.Minute))
 	c.cancel()
 	c.left(t)
 	for _, key := range []string{"a", "b"} {
@@ -189,8 +188,7 @@ func TestACallerThatLeavesWhileItsChangeWaits(t *testing.T) {
 // A caller that leaves after its change was sent does not know the outcome.
 func TestACallerThatLeavesAfterItsChangeWasSent(t *testing.T) {
 	t.Parallel()
-	claims := []backend.Claim{claimFor("a", time.Minute), claimFor("b", time.Minute)}
-	c := gathered(t, claims)
+	c := gathered(t, claimFor("a", time.Minute), claimFor("b", time.Minute))
 	began, goOn := c.m.stop("Txn")
 	close(c.goOn)
 	<-began // both changes, in one transaction

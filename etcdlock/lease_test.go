@@ -156,9 +156,7 @@ func TestSuspend(t *testing.T) {
 	// The lease of a place has lost more than a third of its term.
 	c = claimFor("suspend place", time.Minute)
 	c.Renewed = true
-	held := take(t, other, c.Key, long)
-	w := wantsAs(t, d, c)
-	queued(t, other, c.Key, 1)
+	held, w := lineUp(t, other, d, c)
 	before = beats()
 	suspend(2 * time.Second)
 	free(t, other, held)
@@ -208,8 +206,7 @@ func TestEvictionCutOff(t *testing.T) {
 // lasts for 2 s at least, so the driver must end it.
 func TestKeepUntilIsNotExceeded(t *testing.T) {
 	t.Parallel()
-	at := startOne(t)
-	d, other := openDriver(t, at), openDriver(t, at)
+	d, other := twoDrivers(t)
 	var late time.Duration
 	for range 5 { // a slow machine may be late now and then
 		c := take(t, d, "kept", time.Minute)
@@ -246,8 +243,7 @@ func TestFailedReleaseDoesNotFreeAKeptKey(t *testing.T) {
 // says 0 s, the key is still held.
 func TestLastSecond(t *testing.T) {
 	t.Parallel()
-	at := startOne(t)
-	d, other := openDriver(t, at), openDriver(t, at)
+	d, other := twoDrivers(t)
 	take(t, d, "last second", 2*time.Second)
 	eventually(t, "the end of the term", func() error {
 		st, err := inspect(d, "last second")
@@ -268,16 +264,12 @@ func TestLastSecond(t *testing.T) {
 // The age of a hold does not count its wait. It is not known before the first renewal.
 func TestAgeOfAHoldThatWaited(t *testing.T) {
 	t.Parallel()
-	at := startOne(t)
-	d, h := openDriver(t, at), openDriver(t, at)
-	held := take(t, h, "key", long)
-	c := renewable("key")
-	w := wantsAs(t, d, c)
-	queued(t, h, "key", 1)
+	d, h := twoDrivers(t)
+	held, w := lineUp(t, h, d, renewable("key"))
 	time.Sleep(100 * time.Millisecond)
 	before := time.Now()
 	free(t, h, held)
-	c = w.granted(t)
+	c := w.granted(t)
 	after := time.Now()
 	for i := range 2 {
 		st, err := inspect(h, "key")

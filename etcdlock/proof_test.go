@@ -79,70 +79,52 @@ func TestRenewalOfARevokedLease(t *testing.T) {
 				t.Errorf("renewal that a deposed leader has confirmed: %v, want an error of unknown outcome", err)
 			}
 			m.changing(nil)
-			if err := renew(d, c); err != nil {
-				t.Errorf("the next renewal: %v", err)
-			}
+			await.Must(t, renew(d, c))
 		})
 	}
 }
 
-// The lease of a waiter is revoked when the key has just become its own, and etcd confirms the
-// keep-alive. The waiter does not get the key by the entry that is gone.
+// The lease of a waiter is revoked just before the key becomes its own, or just after that while etcd
+// confirms the keep-alive. The waiter does not get the key by the entry that is gone.
 func TestGrantOfARevokedLease(t *testing.T) {
 	t.Parallel()
 	at := startOne(t)
-	d, m := openMeddled(t, at, nil)
-	h := openDriver(t, at)
-	suspend := etcdlock.Suspendable(d)
-	client := plainClient(t, at)
-	held := take(t, h, "key", long)
-	c := renewable("key")
-	w := wantsAs(t, d, c)
-	queued(t, h, "key", 1)
-
-	revoked := false
-	m.changing(func(msg any) {
-		switch msg := msg.(type) {
-		case *pb.WatchResponse: // has the end of the first hold
-			for _, e := range msg.Events {
-				if revoked && e.Type == mvccpb.Event_DELETE {
-					e.Kv.Key = []byte("hasp/lost") // the waiter does not learn of the end of its entry
+	h, client := openDriver(t, at), plainClient(t, at)
+	for _, key := range []string{"before", "after"} {
+		d, m := openMeddled(t, at, nil)
+		suspend := etcdlock.Suspendable(d)
+		held, w := lineUp(t, h, d, renewable(key))
+		revoked := key == "before"
+		if revoked {
+			revoke(t, client, key)
+		} else {
+			m.changing(func(msg any) {
+				switch msg := msg.(type) {
+				case *pb.WatchResponse: // has the end of the first hold
+					for _, e := range msg.Events {
+						if revoked && e.Type == mvccpb.Event_DELETE {
+							e.Kv.Key = []byte("hasp/lost") // the waiter does not learn of the end of its entry
+						}
+						suspend(3 * time.Second) // so the waiter sends a keep-alive before it takes the key
+					}
+				case *pb.LeaseKeepAliveRequest:
+					if !revoked {
+						revoked = true
+						revoke(t, client, key)
+					}
+				case *pb.LeaseKeepAliveResponse:
+					msg.TTL = 5
 				}
-				suspend(3 * time.Second) // so the waiter sends a keep-alive before it takes the key
-			}
-		case *pb.LeaseKeepAliveRequest:
-			if !revoked {
-				revoked = true
-				revoke(t, client, "key")
-			}
-		case *pb.LeaseKeepAliveResponse:
-			msg.TTL = 5
+			})
 		}
-	})
-	free(t, h, held)
-	w.granted(t)
-	if !revoked {
-		t.Fatal("the waiter sent no keep-alive")
-	}
-	if _, err := acquire(h, claimFor("key", time.Minute)); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("a second holder: %v, want ErrHeld", err)
-	}
-}
-
-// The lease of a waiter is revoked just before the key becomes its own. The waiter does not get the
-// key by the entry that is gone.
-func TestRevokedJustBeforeTheGrant(t *testing.T) {
-	t.Parallel()
-	at := startOne(t)
-	d, h := openDriver(t, at), openDriver(t, at)
-	held := take(t, h, "key", long)
-	w := wantsAs(t, d, renewable("key"))
-	queued(t, h, "key", 1)
-	revoke(t, plainClient(t, at), "key")
-	free(t, h, held)
-	w.granted(t)
-	if _, err := acquire(h, claimFor("key", time.Minute)); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("a second holder: %v, want ErrHeld", err)
+		free(t, h, held)
+		w.granted(t)
+		if !revoked {
+			t.Fatal("the waiter sent no keep-alive")
+		}
+		if _, err := acquire(h, claimFor(key, time.Minute)); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("a second holder of %s: %v, want ErrHeld", key, err)
+		}
 	}
 }
 

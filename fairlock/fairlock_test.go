@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/fairlock"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
@@ -37,26 +36,18 @@ var strategy = strategytest.Strategy{
 		r, ok := parseRecord(rdb.Get(ctx, c.Key).Val())
 		return ok && r.token == c.Token && r.owner == c.Owner && r.mark == "-" && (r.fence == "0") == !c.Fenced
 	},
-	Foreign: map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
-		"hash": func(ctx context.Context, rdb *redis.Client, key string) error {
-			return rdb.HSet(ctx, key, "token", "token", "owner", "an owner", "since", "1", "fence", "1").Err()
+	Foreign: map[string][]any{
+		"hash": {
+			"hset", "token", "token", "owner", "an owner", "since", "1", "fence", "1",
 		},
-		"string of another strategy": func(ctx context.Context, rdb *redis.Client, key string) error {
-			return rdb.Set(ctx, key, "fairlock-#1 token 1 1 owner", 0).Err()
-		},
-		"almost a record": func(ctx context.Context, rdb *redis.Client, key string) error {
-			return rdb.Set(ctx, key, "fairlock- 0000000000000 token 0 soon an owner", 0).Err()
-		},
+		"string of another strategy": {"set", "fairlock-#1 token 1 1 owner"},
+		"almost a record":            {"set", "fairlock- 0000000000000 token 0 soon an owner"},
 	},
-	Since: true,
+	Waiting: 3, // polls, and the PING of the subscriber
+	Since:   true,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }
-
-func TestConformance(t *testing.T) {
-	h := conformance.Harness{Cost: conformance.Cost{Waiting: 3}} // polls, and the PING of the subscriber
-	strategytest.Conform(t, 1, h, func(nodes []redis.UniversalClient) backend.Driver { return open(nodes[0]) })
-}
 
 // rig is a driver on a Redis, and a client of the same Redis.
 type rig struct {

@@ -17,7 +17,7 @@ func shared() backend.Claim { c := claim("k"); c.Shared = true; return c }
 func sharedFenced() backend.Claim { c := fenced("k"); c.Shared = true; return c }
 
 // onServer returns a rig on a real server, whose scripts cannot use undefined globals.
-func onServer(t *testing.T) rig { return setup(t, &redistest.Options{Own: true, Real: true}) }
+func onServer(t *testing.T) rig { return setup(t, redistest.Real) }
 
 // refused fails the test unless c is refused, by readers or not.
 func (r rig) refused(t *testing.T, c backend.Claim, byReaders bool) {

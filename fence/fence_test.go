@@ -348,9 +348,8 @@ func TestMemoryWaitsForItsTurn(t *testing.T) {
 func TestFileOfADirectory(t *testing.T) {
 	dir := t.TempDir()
 	must(t, filefence.Do(fence.With(t.Context(), 7), dir, nothing))
-	if err := filefence.Do(fence.With(t.Context(), 6), dir+"/", nothing); !errors.Is(err, fence.ErrStale) {
-		t.Errorf("with a slash at the end: %v", err)
-	}
+	await.ErrorIs(t, "with a slash at the end",
+		filefence.Do(fence.With(t.Context(), 6), dir+"/", nothing), fence.ErrStale)
 }
 
 func TestHandler(t *testing.T) {

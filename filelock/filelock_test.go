@@ -167,9 +167,7 @@ func TestCloseDoesNotWaitForASweep(t *testing.T) {
 	await.Return(t, "Close", func() { d.Close() })
 	d.sweeper.mu.Unlock()
 	d.sweeper.closeDir()
-	if err := dir.Close(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("the directory stays open: %v", err)
-	}
+	await.ErrorIs(t, "the directory stays open", dir.Close(), os.ErrClosed)
 }
 
 // The driver stays open, and other keys stay held.

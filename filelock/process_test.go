@@ -103,8 +103,7 @@ func TestStoppedProcessWithAGuardIsAnOutage(t *testing.T) {
 		"release": func(ctx context.Context) error { return d.Release(ctx, held) },
 		"break":   func(ctx context.Context) error { return d.Break(ctx, "k") },
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
-		defer cancel()
+		ctx := await.Timeout(t, 150*time.Millisecond)
 		err := call(ctx)
 		outage(t, what, err, d.folder.guardFile(stripeOf("k")))
 		if !strings.Contains(err.Error(), "if a process is stopped, continue or end it") {

@@ -89,15 +89,13 @@ func TestSwitches(t *testing.T) {
 			t.Errorf("with a delay: %v after %v", err, time.Since(began))
 		}
 		a.Delay(time.Hour)
-		if _, err := a.TryLock(t.Context(), "k"); !errors.Is(err, hasp.ErrUnavailable) {
-			t.Errorf("without an answer: %v", err)
-		}
+		await.ErrorIs(t, "without an answer",
+			await.ErrorOf(a.TryLock(t.Context(), "k")), hasp.ErrUnavailable)
 		a.Up()
 		time.Sleep(3 * time.Second) // the release of the unanswered call is repeated
 		release := b.Hold("k")
-		if _, err := a.TryLock(t.Context(), "k"); !errors.Is(err, hasp.ErrHeld) {
-			t.Errorf("a key of another program: %v", err)
-		}
+		await.ErrorIs(t, "a key of another program",
+			await.ErrorOf(a.TryLock(t.Context(), "k")), hasp.ErrHeld)
 		for name, f := range map[string]func(){"Hold of a held key": func() { a.Hold("k") }, "Lose of a free key": func() { a.Lose("free") }} {
 			func() {
 				defer func() {
@@ -112,9 +110,8 @@ func TestSwitches(t *testing.T) {
 		// Calls that are in flight when the link is cut.
 		a.Delay(100 * time.Millisecond)
 		time.AfterFunc(50*time.Millisecond, a.Down)
-		if _, err := a.TryLock(t.Context(), "n"); !errors.Is(err, hasp.ErrUnavailable) {
-			t.Errorf("a call that is cut off: %v", err)
-		}
+		await.ErrorIs(t, "a call that is cut off",
+			await.ErrorOf(a.TryLock(t.Context(), "n")), hasp.ErrUnavailable)
 		release()
 		a.Delay(time.Hour)
 		d := newDriver(a.store, a.link)

@@ -4,6 +4,7 @@ package pglock_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,8 +17,8 @@ import (
 )
 
 // urlOf returns the URL of a database at host:port/database. Params begin with &.
-func urlOf(where, params string) string {
-	return "pglock+postgres://postgres@" + where + "?sslmode=disable" + params
+func urlOf(where string, params ...string) string {
+	return "pglock+postgres://postgres@" + where + "?sslmode=disable" + strings.Join(params, "")
 }
 
 // open opens a driver with eight connections. On a busy machine a first connection may take longer
@@ -121,9 +122,9 @@ func TestBouncer(t *testing.T) {
 	s := pgtest.Start(t)
 	b := s.Bouncer(t)
 	ctx := t.Context()
-	d := newDriver(t, b.Where(), "")
+	d := newDriver(t, b.Where())
 	c := overDriver(t, d, patient)
-	direct := client(t, s.Where(), "")
+	direct := client(t, s.Where())
 
 	held := await.Value(direct.Lock(ctx, "key"))
 	got := locks(ctx, c, "key")

@@ -85,9 +85,8 @@ func TestFencesGrowAfterSweeps(t *testing.T) {
 // else. One client sweeps in a minute.
 func TestSweep(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
+	s, c := withClient(t)
 	ctx := t.Context()
-	c := client(t, s.Where(), "")
 	held := await.Value(c.Lock(ctx, "held"))
 	defer held.Unlock(ctx)
 	lockOnce(t, c, "new")
@@ -98,7 +97,7 @@ func TestSweep(t *testing.T) {
 	s.Must(t, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('fence', now() - interval '2 h', extract(epoch FROM now()) * 1000000, true)`)
 
 	for _, when := range []string{"after the sweep", "after a second sweep within the minute"} {
-		d := newDriver(t, s.Where(), "")
+		d := newDriver(t, s.Where())
 		wait := d.SweepOften()
 		await.Value(d.Acquire(ctx, claim(when, "one")))
 		wait()
@@ -127,7 +126,7 @@ func TestIsolation(t *testing.T) {
 			var clients []*hasp.Client
 			for range 4 {
 				d := await.Value(pglock.NewDriver(t.Context(), newPool(t, s.URL()), nil))
-				clients = append(clients, client(t, s.Where(), ""), overDriver(t, d, patient))
+				clients = append(clients, client(t, s.Where()), overDriver(t, d, patient))
 			}
 			contend(t, clients, 20)
 		})
@@ -197,7 +196,7 @@ func TestKilled(t *testing.T) {
 	t.Parallel()
 	s := pgtest.Start(t, "wal_writer_delay=10s") // what is not written at a commit is lost
 	ctx := t.Context()
-	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
+	a, b := client(t, s.Where()), client(t, s.Where())
 	lease := await.Value(a.Lock(ctx, "key", hasp.WithFence(), hasp.WithTTL(time.Hour)))
 	kept := await.Value(a.Lock(ctx, "kept", hasp.WithMinHold(time.Hour)))
 	must(t, kept.Unlock(ctx))
@@ -230,11 +229,11 @@ func TestFailover(t *testing.T) {
 	s := pgtest.Start(t)
 	r := s.Replica(t)
 	ctx := t.Context()
-	_, err := hasp.Open(ctx, urlOf(r.Where(), ""), patient)
+	_, err := hasp.Open(ctx, urlOf(r.Where()), patient)
 	clear(t, err, "replica", "primary")
 
 	both := s.Addr + "," + r.Where()
-	a, b := client(t, both, ""), client(t, both, "")
+	a, b := client(t, both), client(t, both)
 
 	old := await.Value(a.Lock(ctx, "old", hasp.WithFence(), hasp.WithTTL(5*time.Second)))
 	defer old.Unlock(ctx)
@@ -346,8 +345,8 @@ func TestTableLock(t *testing.T) {
 	ctx := t.Context()
 	o := &hasp.Options{Timeout: 2 * time.Second}
 	pd := await.Value(pglock.NewDriver(ctx, newPool(t, s.URL()), nil))
-	clients := map[string]*hasp.Client{"own": overDriver(t, newDriver(t, s.Where(), ""), o), "pool": overDriver(t, pd, o),
-		"bouncer": overDriver(t, newDriver(t, b.Where(), ""), o)}
+	clients := map[string]*hasp.Client{"own": overDriver(t, newDriver(t, s.Where()), o), "pool": overDriver(t, pd, o),
+		"bouncer": overDriver(t, newDriver(t, b.Where()), o)}
 
 	for _, mode := range []string{"SHARE", "ACCESS EXCLUSIVE"} {
 		tx := begin(t, s, "LOCK TABLE hasp_locks IN "+mode+" MODE")
@@ -371,11 +370,7 @@ func TestOtherLocks(t *testing.T) {
 	ctx := t.Context()
 	tx := begin(t, s, `INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('free', now(), 1, true)`)
 
-	got := make(chan error, 1)
-	go func() {
-		_, err := d.Acquire(ctx, claim("free", "one"))
-		got <- err
-	}()
+	got := acquires(ctx, d, claim("free", "one"))
 	until(t, "an attempt that waits", func() bool {
 		return len(got) > 0 || finds(s, `SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND now() - query_start > interval '100 ms'`)
 	})
@@ -391,10 +386,10 @@ func TestSilentHost(t *testing.T) {
 	silent := await.Value(net.Listen("tcp", "127.0.0.1:0")) // it accepts nothing
 	defer silent.Close()
 	ctx := t.Context()
-	c := client(t, silent.Addr().String()+","+s.Where(), "")
+	c := client(t, silent.Addr().String()+","+s.Where())
 	lease := await.Value(c.Lock(ctx, "key"))
 
-	got := locks(ctx, client(t, silent.Addr().String()+","+s.Where(), ""), "key")
+	got := locks(ctx, client(t, silent.Addr().String()+","+s.Where()), "key")
 	until(t, "listening", func() bool {
 		return finds(s, `SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN hasp%'`)
 	})
@@ -410,9 +405,9 @@ func TestListensAtTheNewPrimary(t *testing.T) {
 	r := s.Replica(t)
 	ctx := t.Context()
 	both := s.Addr + "," + r.Where()
-	d, old := newDriver(t, both, ""), newDriver(t, s.Where(), "")
+	d, old := newDriver(t, both), newDriver(t, s.Where())
 	await.Value(d.Acquire(ctx, claim("key", "one")))
-	got := locks(ctx, client(t, both, ""), "key")
+	got := locks(ctx, client(t, both), "key")
 	listens := func(at *pgtest.Server) func() bool {
 		return func() bool {
 			return finds(at, "SELECT FROM pg_stat_activity WHERE query LIKE 'LISTEN %' ")
@@ -437,15 +432,14 @@ func TestListensAtTheNewPrimary(t *testing.T) {
 // A connection that listens exists only while callers wait.
 func TestListensOnlyWhileWaiting(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
+	s, d := onServer(t)
 	ctx := t.Context()
-	d := newDriver(t, s.Where(), "")
 	c := overDriver(t, d, patient)
 	lockOnce(t, c, "key")
 	if d.Listens() {
 		t.Error("listens although nobody waits")
 	}
-	other := client(t, s.Where(), "")
+	other := client(t, s.Where())
 	held := await.Value(other.Lock(ctx, "held"))
 	too := await.Value(other.Lock(ctx, "held too"))
 	waiting, leave := context.WithCancel(ctx)

@@ -48,7 +48,7 @@ func TestGuard(t *testing.T) {
 	s := pgtest.Shared(t)
 	s.Must(t, "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL); INSERT INTO accounts VALUES (7, 100)")
 	ctx, db := t.Context(), newPool(t, s.URL())
-	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
+	a, b := client(t, s.Where()), client(t, s.Where())
 
 	lease := await.Value(a.Lock(ctx, "account/7", hasp.WithFence(), hasp.WithTTL(time.Hour)))
 	set := func(balance int, then func()) error {
@@ -99,7 +99,7 @@ func TestGuard(t *testing.T) {
 // free when the transaction ends.
 func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) {
 	t.Helper()
-	ctx, d := t.Context(), newDriver(t, s.Where(), "")
+	ctx, d := t.Context(), newDriver(t, s.Where())
 	tx = begin(t, s, "SELECT 1")
 	for i := range n {
 		key := fmt.Sprint("guarded/", i)
@@ -120,9 +120,8 @@ func guardAll(t *testing.T, s *pgtest.Server, n int) (keys []string, tx pgx.Tx) 
 // before, and an attempt at a guarded key is refused.
 func TestGuardsLeaveOthersPrompt(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
+	s, c := withClient(t)
 	ctx := t.Context()
-	c := client(t, s.Where(), "")
 	pairs := func() time.Duration {
 		var all []time.Duration
 		for range 50 {
@@ -201,11 +200,9 @@ func TestFullQueueIsNoOutage(t *testing.T) {
 	defer d.TakePlaces(0)()
 	attempt := func(meanwhile func()) error {
 		ctx, leave := context.WithCancel(t.Context())
-		got := make(chan error, 1)
-		go func() {
-			_, err := d.Acquire(ctx, backend.Claim{Key: "key", Token: "one", TTL: time.Minute, Timeout: 1, WillRetry: true})
-			got <- err
-		}()
+		c := claim("key", "one")
+		c.Timeout, c.WillRetry = 1, true
+		got := acquires(ctx, d, c)
 		meanwhile()
 		leave()
 		return <-got
@@ -272,11 +269,7 @@ func TestAReaderWaitsForAnotherOnesCommit(t *testing.T) {
 	// transaction that has locked the row. On a slow machine, another attempt is due.
 	await.Success(t, "the second reader joins", func() error {
 		tx := begin(t, s, "SELECT FROM hasp_locks FOR UPDATE")
-		joined := make(chan error, 1)
-		go func() {
-			_, err := d.Acquire(ctx, reader("k", "second"))
-			joined <- err
-		}()
+		joined := acquires(ctx, d, reader("k", "second"))
 		await.Value(tx.Exec(ctx, fmt.Sprintf(`DO $$ BEGIN
 			WHILE clock_timestamp() < now() + interval '20 s' AND NOT EXISTS (SELECT FROM pg_stat_activity
 					WHERE datname = current_database() AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > interval '%d ms') LOOP

@@ -112,8 +112,7 @@ func TestFirstStatementOverASlowLink(t *testing.T) {
 	p.Delay(1200 * time.Millisecond)
 	p.Cut()
 	until(t, "an answer over a new connection", func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
+		ctx := await.Timeout(t, 2*time.Second)
 		_, err := d.Inspect(ctx, "key")
 		return err == nil
 	})

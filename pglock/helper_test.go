@@ -33,9 +33,9 @@ func own(t testing.TB, path string, like os.FileInfo) {
 
 // newDriver opens a driver that ends with the test. On a busy machine the first connection to a
 // server may take longer than Open has, so it tries again. Params begin with &.
-func newDriver(t testing.TB, where, params string) *pglock.Driver {
+func newDriver(t testing.TB, where string, params ...string) *pglock.Driver {
 	t.Helper()
-	c := await.Value(hasp.ParseURL(urlOf(where, params)))
+	c := await.Value(hasp.ParseURL(urlOf(where, params...)))
 	var d backend.Driver
 	await.Success(t, "Open", func() (err error) {
 		d, err = c.Driver(t.Context())
@@ -49,7 +49,14 @@ func newDriver(t testing.TB, where, params string) *pglock.Driver {
 func onServer(t testing.TB) (*pgtest.Server, *pglock.Driver) {
 	t.Helper()
 	s := pgtest.Shared(t)
-	return s, newDriver(t, s.Where(), "")
+	return s, newDriver(t, s.Where())
+}
+
+// withClient opens a Client over a new database.
+func withClient(t testing.TB) (*pgtest.Server, *hasp.Client) {
+	t.Helper()
+	s, d := onServer(t)
+	return s, overDriver(t, d, patient)
 }
 
 // claim returns a claim for an hour.
@@ -77,9 +84,9 @@ func finds(s *pgtest.Server, sql string) bool {
 var patient = &hasp.Options{Timeout: await.Patience}
 
 // client is a patient Client over newDriver.
-func client(t testing.TB, where, params string) *hasp.Client {
+func client(t testing.TB, where string, params ...string) *hasp.Client {
 	t.Helper()
-	return overDriver(t, newDriver(t, where, params), patient)
+	return overDriver(t, newDriver(t, where, params...), patient)
 }
 
 // overDriver returns a Client that ends with the test.
@@ -137,6 +144,16 @@ func locks(ctx context.Context, c *hasp.Client, key string) <-chan error {
 		if err == nil {
 			err = lease.Unlock(ctx)
 		}
+		got <- err
+	}()
+	return got
+}
+
+// acquires makes an attempt, and sends the outcome.
+func acquires(ctx context.Context, d backend.Driver, c backend.Claim) <-chan error {
+	got := make(chan error, 1)
+	go func() {
+		_, err := d.Acquire(ctx, c)
 		got <- err
 	}()
 	return got

@@ -159,9 +159,8 @@ func TestBadInput(t *testing.T) {
 // A row that someone has changed by hand ends no List.
 func TestOddRows(t *testing.T) {
 	t.Parallel()
-	s := pgtest.Shared(t)
+	s, c := withClient(t)
 	ctx := t.Context()
-	c := client(t, s.Where(), "")
 	fine := await.Value(c.Lock(ctx, "a"))
 	defer fine.Unlock(ctx)
 

@@ -59,7 +59,7 @@ func (c *caller) woken(within time.Duration) bool {
 // r stands for a shared one.
 func line(t *testing.T, s *pgtest.Server, kinds string) (all []*caller) {
 	for i, kind := range kinds {
-		c := &caller{T: t, Driver: newDriver(t, s.Where(), ""), shared: kind == 'r'}
+		c := &caller{T: t, Driver: newDriver(t, s.Where()), shared: kind == 'r'}
 		if all = append(all, c); i == 0 {
 			continue
 		}

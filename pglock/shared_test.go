@@ -13,7 +13,6 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
-	"github.com/hasplock/hasp/internal/pgtest"
 	"github.com/hasplock/hasp/pglock"
 )
 
@@ -21,8 +20,8 @@ import (
 // no caller from its place in the line.
 func TestWaiterOfAWrongClock(t *testing.T) {
 	t.Parallel()
-	s, ctx := pgtest.Shared(t), t.Context()
-	a, b := client(t, s.Where(), ""), client(t, s.Where(), "")
+	s, a := withClient(t)
+	ctx, b := t.Context(), client(t, s.Where())
 	first := await.Value(a.Lock(ctx, "key", hasp.WithShared()))
 	s.Must(t, `UPDATE hasp_locks SET waiters = '{7}', ends = ARRAY[now() + interval '1 h'] WHERE key = 'key'`)
 	second := await.Value(b.TryLock(ctx, "key", hasp.WithShared()))

@@ -11,7 +11,6 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/conformance"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
@@ -19,13 +18,6 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
-
-// hash returns a function that writes a hash with these fields.
-func hash(fields ...string) func(ctx context.Context, rdb *redis.Client, key string) error {
-	return func(ctx context.Context, rdb *redis.Client, key string) error {
-		return rdb.HSet(ctx, key, fields).Err()
-	}
-}
 
 var strategy = strategytest.Strategy{
 	Name: "pubsublock",
@@ -44,21 +36,17 @@ var strategy = strategytest.Strategy{
 		got := rdb.HGetAll(ctx, c.Key).Val()
 		return len(got) == 1 && got[c.Token+"#"+c.Owner] == "1"
 	},
-	Foreign: map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
-		"hash":        hash("8c0b3f0e-5d0c:57", "1"),
-		"empty field": hash("", "1"),
-		"long field":  hash(strings.Repeat("x", 1<<20), "1"),
-		"two fields":  hash("token#owner", "1", "mode", "write"),
+	Foreign: map[string][]any{
+		"hash":        {"hset", "8c0b3f0e-5d0c:57", "1"},
+		"empty field": {"hset", "", "1"},
+		"long field":  {"hset", strings.Repeat("x", 1<<20), "1"},
+		"two fields":  {"hset", "token#owner", "1", "mode", "write"},
 	},
+	Waiting: 4, // to subscribe, and a poll once a second
 	Intents: 3 * time.Second,
 }
 
 func TestStrategy(t *testing.T) { strategytest.Run(t, strategy) }
-
-func TestConformance(t *testing.T) {
-	h := conformance.Harness{Cost: conformance.Cost{Waiting: 4}} // to subscribe, and a poll once a second
-	strategytest.Conform(t, 1, h, func(nodes []redis.UniversalClient) backend.Driver { return open(nodes[0]) })
-}
 
 // rig is a driver on a Redis, and clients of both.
 type rig struct {
@@ -86,7 +74,5 @@ var (
 	want, lost    = strategytest.Want, strategytest.Lost
 	eventually    = await.Until
 )
-
-func errOf[T any](g T, err error) error { return strategytest.ErrOf(g, err) }
 
 const term = strategytest.Term

@@ -73,7 +73,8 @@ func TestRedissonAndHaspExcludeEachOther(t *testing.T) {
 		if !java.renew(t, time.Minute) || !java.unlock(t) {
 			t.Error("redisson has lost its hold")
 		}
-		want(t, "locked twice and unlocked once", errOf(r.Driver.Acquire(t.Context(), claim(java.key))), backend.ErrHeld)
+		want(t, "locked twice and unlocked once",
+			await.ErrorOf(r.Driver.Acquire(t.Context(), claim(java.key))), backend.ErrHeld)
 		if !java.unlock(t) {
 			t.Error("redisson has lost its hold")
 		}

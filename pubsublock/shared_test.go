@@ -9,6 +9,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/redisstore"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/strategytest"
@@ -85,7 +86,7 @@ func TestIntentOfAnotherStays(t *testing.T) {
 	first, second := claim("k"), claim("k")
 	first.WillRetry, second.WillRetry = true, true
 	for _, c := range []backend.Claim{first, second} {
-		want(t, "acquire", errOf(r.Driver.Acquire(t.Context(), c)), backend.ErrHeld)
+		want(t, "acquire", await.ErrorOf(r.Driver.Acquire(t.Context(), c)), backend.ErrHeld)
 	}
 	lost(t, "release", r.Driver.Release(t.Context(), first))
 	if got := r.Redis.Get(t.Context(), redisstore.IntentKey("k")).Val(); got != second.Token {
@@ -102,7 +103,7 @@ func TestIntentOnlyAfterReaders(t *testing.T) {
 		a.Release(t, c)
 		v.Proxy.Commands()
 		a.Acquire(t, c)
-		want(t, "a second Acquire", errOf(a.Driver.Acquire(t.Context(), c)), backend.ErrHeld)
+		want(t, "a second Acquire", await.ErrorOf(a.Driver.Acquire(t.Context(), c)), backend.ErrHeld)
 		a.Release(t, c)
 		sent := v.Proxy.Commands()
 		if len(sent) != 3 || slices.ContainsFunc(sent, func(s string) bool { return !strings.Contains(s, " 1 k ") }) {

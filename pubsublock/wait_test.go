@@ -269,7 +269,7 @@ func TestCommandsPerContendedAcquisition(t *testing.T) {
 // message wakes it.
 func TestUserWithoutChannels(t *testing.T) {
 	t.Parallel()
-	r := setup(t, &redistest.Options{Own: true, Real: true})
+	r := setup(t, redistest.Real)
 	r.Do(t, "acl", "setuser", "ann", "on", ">pw", "~*", "resetchannels", "+@all")
 	p := r.Server.Proxy()
 	client := func(user, password string) *hasp.Client {
@@ -306,7 +306,7 @@ func TestUserWithoutChannels(t *testing.T) {
 // message, it does not know.
 func TestReleaseThatNobodyHears(t *testing.T) {
 	t.Parallel()
-	r := setup(t, &redistest.Options{Own: true, Real: true})
+	r := setup(t, redistest.Real)
 	unheard := func(d Driver) bool {
 		c := claim("k")
 		c.Unheard = new(atomic.Bool)

@@ -1,7 +1,6 @@
 package redlock
 
 import (
-	"context"
 	"os"
 	"testing"
 	"time"
@@ -24,11 +23,7 @@ func TestForeignValues(t *testing.T) {
 		New: func(rdb redis.UniversalClient, _ time.Duration) (backend.Driver, error) {
 			return NewDriver([]redis.UniversalClient{rdb}, &Options{MaxTTL: longTerm, AllowUnsafeNodes: true})
 		},
-		Foreign: map[string]func(ctx context.Context, rdb *redis.Client, key string) error{
-			"hash": func(ctx context.Context, rdb *redis.Client, key string) error {
-				return rdb.HSet(ctx, key, "token-of-a-holder#owner", 1).Err()
-			},
-		},
+		Foreign: map[string][]any{"hash": {"hset", "token-of-a-holder#owner", 1}},
 	}
 	t.Run("held", s.ForeignValueIsHeld)
 	t.Run("reports", s.ReportsWriteNothing)

@@ -43,8 +43,7 @@ func waits(t *testing.T, before, after func(c *crowd)) (late time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrowd(t, 5, 2)
 		before(c)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
+		ctx := await.Timeout(t, time.Minute)
 		w := c.startWait(ctx, aClaim("k"))
 		time.Sleep(5 * time.Second)
 		synctest.Wait()

@@ -35,7 +35,7 @@ func TestACancelledInspectIsNoOutage(t *testing.T) {
 // A server without memory refuses each SET, but a key that is held is still reported as held. A node
 // that refuses to read the key must not report a lost hold.
 func TestErrorRepliesAreOutages(t *testing.T) {
-	nodes := redistest.StartNodes(t, 3, &redistest.Options{Own: true, Real: true})
+	nodes := redistest.StartNodes(t, 3, redistest.Real)
 	each := func(command ...any) {
 		for _, srv := range nodes.Servers {
 			await.Must(t, srv.Client().Do(t.Context(), command...).Err())

@@ -44,9 +44,9 @@ func TestOpenByURL(t *testing.T) {
 // A lock and an unlock of a free key send SET and GET to each node, and run a script of two
 // commands there. INFO is sent once for each connection of hasp's own.
 func TestAPairMakesFewCommands(t *testing.T) {
-	nodes := redistest.StartNodes(t, 3, &redistest.Options{Real: true})
-	// total returns how many commands the nodes have executed, with those of scripts, when the
-	// Client has locked some keys and is closed, so that no call is in flight.
+	nodes := redistest.StartNodes(t, 3, redistest.Real)
+	// total returns how many commands the nodes have executed, with those of scripts, when the Client
+	// has locked some keys and is closed, so that no call is in flight.
 	total := func(c *hasp.Client, pairs int) (n int) {
 		for i := range pairs {
 			strategytest.Unlock(t, await.Value(c.Lock(t.Context(), fmt.Sprint("k", i))))
@@ -191,7 +191,7 @@ func TestOneServerUnderTwoNamesIsRefused(t *testing.T) {
 // A node that answers with an error, or that must not store locks, will not change by waiting. A
 // node that does not answer may be back soon.
 func TestOpenRefusesANodeThatCanNeverVote(t *testing.T) {
-	good := redistest.StartNodes(t, 2, &redistest.Options{Own: true, Real: true})
+	good := redistest.StartNodes(t, 2, redistest.Real)
 	for want, command := range map[string][]any{
 		"NOAUTH":     {"config", "set", "requirepass", "secret"},
 		"WRONGPASS":  {"config", "set", "requirepass", "secret"},
@@ -199,7 +199,7 @@ func TestOpenRefusesANodeThatCanNeverVote(t *testing.T) {
 		"is a repli": {"replicaof", "127.0.0.1", "1"},
 		"":           {"shutdown", "nosave"},
 	} {
-		srv := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+		srv := redistest.Start(t, redistest.Real)
 		srv.Client().ConfigSet(t.Context(), "maxmemory", "90mb")
 		srv.Client().Do(t.Context(), command...)
 		var missing []string

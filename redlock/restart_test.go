@@ -1,7 +1,6 @@
 package redlock
 
 import (
-	"context"
 	"fmt"
 	"regexp"
 	"slices"
@@ -324,8 +323,7 @@ func TestAReplicaDoesNotVoteOverANewConnection(t *testing.T) {
 	nodes := redistest.StartNodes(t, 3, nil)
 	c := aClaim("w")
 	c.TTL, c.Timeout = longTerm, 20*time.Second
-	ctx, cancel := context.WithTimeout(t.Context(), c.Timeout)
-	defer cancel()
+	ctx := await.Timeout(t, c.Timeout)
 	b := caller{t, await.Value(openConfig(ctx, hasp.Config{
 		Nodes:  []string{nodes.URL()},
 		Params: map[string]string{"max_ttl": longTerm.String()},

@@ -29,7 +29,7 @@ var scriptsOf = map[string][2]string{
 
 // Every branch of the scripts gives the reply that its header names.
 func TestScripts(t *testing.T) {
-	s := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	s := redistest.Start(t, redistest.Real)
 	rdb := s.Client()
 	server := runOf(rdb.Info(t.Context(), "server").Val())
 	relative, absolute := regexp.MustCompile(`@-?\d+`), regexp.MustCompile(`\b\d{13}\b`)

@@ -16,7 +16,7 @@ var shared = strategytest.Shared
 // The grant to a writer that waits removes any intent, even of another one, so that readers need
 // not wait until the intent ends.
 func TestGrantRemovesAnyIntent(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
+	r := setup(t, redistest.Real)
 	intent := redisstore.IntentKey("k")
 	r.Redis.Set(t.Context(), intent, "another's", 0)
 	c := claim("k")
@@ -30,7 +30,7 @@ func TestGrantRemovesAnyIntent(t *testing.T) {
 // The intent of a writer whose server is far away outlasts the sleep and the round trip until
 // the next attempt.
 func TestIntentOfAFarWriter(t *testing.T) {
-	r, p := proxied(t, &redistest.Options{Own: true, Real: true})
+	r, p := proxied(t, redistest.Real)
 	p.Delay(200 * time.Millisecond)
 	r.Acquire(t, shared("k"))
 	await.Until(t, "an intent of more than 300 ms", func() bool {

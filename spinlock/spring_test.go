@@ -1,7 +1,6 @@
 package spinlock_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -71,20 +70,23 @@ func TestSpringsRegistryAndHaspExcludeEachOther(t *testing.T) {
 // A registry of the type PUB_SUB_LOCK subscribes to a pattern. A message names a
 // key, and the registry wakes the threads that wait for that key.
 func TestReleasesWakeSpringsRegistryIfAsked(t *testing.T) {
-	r := setup(t, &redistest.Options{Own: true, Real: true})
+	r := setup(t, redistest.Real)
 	const key = "registry:orders"
 	sub := r.Redis.PSubscribe(t.Context(), "registry-channel:*")
 	defer sub.Close()
 	await.Value(sub.Receive(t.Context()))
-	byURL, err := hasp.Config{Strategy: "spinlock", Nodes: []string{r.Server.URL()}, Params: map[string]string{"registry": "registry"}}.Driver(t.Context())
-	await.Must(t, err)
+	config := hasp.Config{
+		Strategy: "spinlock",
+		Nodes:    []string{r.Server.URL()},
+		Params:   map[string]string{"registry": "registry"},
+	}
+	byURL := await.Value(config.Driver(t.Context()))
 	defer byURL.Close()
 	heard := func(want bool, what string) {
 		t.Helper()
 		// Messages of one connection arrive in order.
 		r.Redis.Publish(t.Context(), "registry-channel:end", "end")
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
+		ctx := await.Timeout(t, 20*time.Second)
 		var all []*redis.Message
 		for {
 			m := await.Value(sub.ReceiveMessage(ctx))

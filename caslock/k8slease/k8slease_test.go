@@ -82,12 +82,9 @@ func checkUID(t *testing.T, store *k8slease.Store) {
 	_, number, _ := strings.Cut(version, "/")
 	other := "00000000-0000-0000-0000-000000000000/" + number
 
-	if _, err := store.Put(ctx, "key", []byte("{}"), other); !errors.Is(err, caslock.ErrConflict) {
-		t.Errorf("Put of another uid: %v, want ErrConflict", err)
-	}
-	if err := store.Delete(ctx, "key", other); !errors.Is(err, caslock.ErrConflict) {
-		t.Errorf("Delete of another uid: %v, want ErrConflict", err)
-	}
+	await.ErrorIs(t, "Put of another uid",
+		await.ErrorOf(store.Put(ctx, "key", []byte("{}"), other)), caslock.ErrConflict)
+	await.ErrorIs(t, "Delete of another uid", store.Delete(ctx, "key", other), caslock.ErrConflict)
 	await.Must(t, store.Delete(ctx, "key", version))
 }
 

@@ -1,7 +1,6 @@
 package k8slease_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -176,8 +175,7 @@ func TestRetryAfter(t *testing.T) {
 
 	n.Store(0)
 	pause = "300"
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := await.Timeout(t, time.Minute)
 	_, err := store.Get(ctx, "key")
 	if ctx.Err() != nil {
 		t.Error("the Store waited until the deadline")

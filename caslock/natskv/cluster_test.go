@@ -40,8 +40,7 @@ func TestClusterReadDuringAnElection(t *testing.T) {
 		const stepDown = "$JS.API.STREAM.LEADER.STEPDOWN.KV_locks"
 		await.Value(nc.RequestWithContext(t.Context(), stepDown, nil))
 		await.Success(t, "a read", func() error {
-			within, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
+			within := await.Timeout(t, time.Second)
 			e, err := s.Get(within, "key")
 			if errors.Is(err, context.DeadlineExceeded) {
 				return err // a server that is the leader no more has got the request
@@ -70,8 +69,7 @@ func TestClusterServersRestart(t *testing.T) {
 	for i, n := range all {
 		n.stop()
 		await.Success(t, fmt.Sprintf("a lock without server %d", i), func() error {
-			within, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
+			within := await.Timeout(t, 10*time.Second)
 			return hasp.Do(within, c, fmt.Sprint("key", i), func(context.Context, *hasp.Lease) error {
 				return nil
 			})

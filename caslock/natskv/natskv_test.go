@@ -60,14 +60,12 @@ func TestStore(t *testing.T) {
 
 	// A bucket whose values end by themselves cannot keep holds.
 	short := jetstream.KeyValueConfig{Bucket: "short", TTL: time.Minute}
-	if _, err := natskv.New(ctx, js, short, false); !errors.Is(err, backend.ErrInvalid) {
-		t.Errorf("a bucket with a TTL: %v", err)
-	}
+	await.ErrorIs(t, "a bucket with a TTL",
+		await.ErrorOf(natskv.New(ctx, js, short, false)), backend.ErrInvalid)
 	await.Value(js.CreateKeyValue(ctx, short)) // New has not created it
 	short.TTL = 0
-	if _, err := natskv.New(ctx, js, short, false); !errors.Is(err, backend.ErrInvalid) {
-		t.Errorf("a bucket of the server with a TTL: %v", err)
-	}
+	await.ErrorIs(t, "a bucket of the server with a TTL",
+		await.ErrorOf(natskv.New(ctx, js, short, false)), backend.ErrInvalid)
 
 	// A Scan whose messages do not come is not the end of the list.
 	one := await.Value(s.Put(ctx, "key", []byte("1"), ""))
@@ -92,9 +90,7 @@ func TestStore(t *testing.T) {
 	if e.Version != two || left > 0 {
 		t.Errorf("Get: version %s, want %s; Delete has left %d messages", e.Version, two, left)
 	}
-	if err := s.Delete(ctx, "key", two); !errors.Is(err, caslock.ErrConflict) {
-		t.Errorf("Delete of an absent key: %v", err)
-	}
+	await.ErrorIs(t, "Delete of an absent key", s.Delete(ctx, "key", two), caslock.ErrConflict)
 	await.Value(s.Put(ctx, "key", []byte("3"), ""))
 
 	// A marker whose purge has not come is an absent key.

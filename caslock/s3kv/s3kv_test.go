@@ -2,7 +2,6 @@ package s3kv_test
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -68,9 +67,8 @@ func TestObjects(t *testing.T) {
 	await.Must(t, os.Chtimes(file, time.Time{}, time.Now().Add(-time.Hour)))
 	other := claim("old")
 	other.Token = "other"
-	if _, err := d.Acquire(ctx, other); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("acquire of an old hold by the driver that made it: %v", err)
-	}
+	await.ErrorIs(t, "acquire of an old hold by the driver that made it",
+		await.ErrorOf(d.Acquire(ctx, other)), backend.ErrHeld)
 	if _, err := clock.Acquire(ctx, claim("old")); err != nil {
 		t.Errorf("acquire of an old hold by a new driver with a clock: %v", err)
 	}
@@ -78,9 +76,8 @@ func TestObjects(t *testing.T) {
 	// The object of another program is not replaced, and a large one is not read to its end.
 	value := strings.Repeat(" ", 5<<20) + `{"key":"Zm9yZWlnbg==","write":1}`
 	foreign := await.Value(s.Put(ctx, "foreign", []byte(value), ""))
-	if _, err := d.Acquire(ctx, claim("foreign")); !errors.Is(err, backend.ErrInvalid) {
-		t.Errorf("acquire of the object of another program: %v", err)
-	}
+	await.ErrorIs(t, "acquire of the object of another program",
+		await.ErrorOf(d.Acquire(ctx, claim("foreign"))), backend.ErrInvalid)
 	if e := await.Value(s.Get(ctx, "foreign")); e.Version != foreign {
 		t.Error("the object of another program was replaced")
 	}
@@ -102,12 +99,9 @@ func TestDelete(t *testing.T) {
 	s, lacks := store(real.addr), store(lacking)
 	one := await.Value(s.Put(ctx, "key", []byte("1"), ""))
 	two := await.Value(s.Put(ctx, "key", []byte("2"), one))
-	if err := s.Delete(ctx, "key", one); !errors.Is(err, caslock.ErrConflict) {
-		t.Errorf("Delete of an old version: %v", err)
-	}
-	if err := lacks.Delete(ctx, "key", two); !errors.Is(err, backend.ErrInvalid) {
-		t.Errorf("Delete by a server that lacks it: %v", err)
-	}
+	await.ErrorIs(t, "Delete of an old version", s.Delete(ctx, "key", one), caslock.ErrConflict)
+	await.ErrorIs(t, "Delete by a server that lacks it",
+		lacks.Delete(ctx, "key", two), backend.ErrInvalid)
 	if e := await.Value(s.Get(ctx, "key")); e.Version != two {
 		t.Errorf("after two wrong calls of Delete: %q, want %q", e.Version, two)
 	}

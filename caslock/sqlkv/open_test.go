@@ -106,9 +106,8 @@ func TestMariaDBErrorsOfOpenSayWhatToDo(t *testing.T) {
 	c := await.Value(hasp.Open(t.Context(), at, nil))
 	l := await.Value(c.Lock(t.Context(), "key"))
 	other := await.Value(hasp.Open(t.Context(), at, nil))
-	if _, err := other.TryLock(t.Context(), "key"); !errors.Is(err, hasp.ErrHeld) {
-		t.Errorf("autocommit is off in the server: %v, want ErrHeld", err)
-	}
+	await.ErrorIs(t, "autocommit is off in the server",
+		await.ErrorOf(other.TryLock(t.Context(), "key")), hasp.ErrHeld)
 	await.Must(t, errors.Join(l.Unlock(t.Context()), c.Close(), other.Close()))
 }
 

@@ -31,7 +31,7 @@ func startServers(t *testing.T, n int) (all strategytest.Nodes, url string, err 
 			node.Stop = c.Kill
 			node.Start = c.Start
 		} else {
-			p := redistest.Start(t, &redistest.Options{Own: true, Real: true, Keep: true})
+			p := redistest.Start(t, &redistest.Options{Real: true, Keep: true})
 			addr = p.Addr
 			node.Stop = func(context.Context) error { return p.Stop() }
 			node.Start = func(_ context.Context, data bool) error { return p.Start(data) }

@@ -3,6 +3,7 @@
 package await
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -12,6 +13,25 @@ import (
 
 // Patience is how long a test waits for an event.
 const Patience = 90 * time.Second
+
+// Timeout returns a context that ends with the test, and after d at the latest.
+func Timeout(t testing.TB, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// ErrorIs fails the test unless err matches target, or is nil if target is nil.
+func ErrorIs(t testing.TB, what string, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Errorf("%s: got %v, want %v", what, err, target)
+	}
+}
+
+// ErrorOf returns the error of a call that has another result.
+func ErrorOf[T any](_ T, err error) error { return err }
 
 // Must ends the test if err is not nil.
 func Must(t testing.TB, err error) {

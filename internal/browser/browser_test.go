@@ -98,7 +98,7 @@ func serve(t *testing.T, store, listen, token string) (url string, stop func()) 
 func redisStore(t *testing.T) string {
 	t.Helper()
 	needChromium(t)
-	return "fairlock+" + redistest.Start(t, &redistest.Options{Own: true}).URL()
+	return "fairlock+" + redistest.Start(t, redistest.Own).URL()
 }
 
 // show serves the page of a store on a free port, and returns its address.
@@ -238,7 +238,7 @@ func TestPageFollowsTheStore(t *testing.T) {
 
 func TestPageShowsAnOutageAndRecovers(t *testing.T) {
 	needChromium(t)
-	srv := redistest.Start(t, &redistest.Options{Own: true})
+	srv := redistest.Start(t, redistest.Own)
 	store := "fairlock+" + srv.URL()
 	b := open(t, show(t, store)+"#"+ui.ID("kept")) // the address selects the key
 	c := client(t, store, "holder")

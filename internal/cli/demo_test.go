@@ -54,7 +54,7 @@ func TestDemoWithoutLockGoesWrong(t *testing.T) {
 
 func TestDemoEndsWhenTheStoreIsGone(t *testing.T) {
 	t.Parallel()
-	s := redistest.Start(t, &redistest.Options{Own: true})
+	s := redistest.Start(t, redistest.Own)
 	p := startHasp(t, redisURL(t, s), "demo", "--increments", "100000")
 	p.out.expect("writes 5 of")
 	s.Kill()

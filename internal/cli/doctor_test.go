@@ -15,7 +15,7 @@ import (
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	const pw = "pw-of-this-test"
-	s := redistest.Start(t, &redistest.Options{Own: true, Real: true})
+	s := redistest.Start(t, redistest.Real)
 	kept := redistest.Start(t, &redistest.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "always"}})
 	host, port, _ := net.SplitHostPort(s.Addr)
 	replica := redistest.Start(t, &redistest.Options{Args: []string{"--replicaof", host, port}})

@@ -16,7 +16,7 @@ import (
 // The password must not be shown wherever it comes from and whatever is wrong with the server.
 func TestNoCommandShowsThePassword(t *testing.T) {
 	clear := await.Value(url.PathUnescape(secret))
-	refuses := redistest.Start(t, &redistest.Options{Own: true, Password: "another"})
+	refuses := redistest.Start(t, &redistest.Options{Password: "another"})
 	for name, addr := range map[string]string{
 		"refuses": refuses.Addr, "is down": "127.0.0.1:1",
 		"repeats it":   replies(t, "-ERR unknown command AUTH "+clear+" \x1b[2J\u202e\r\n"),

@@ -67,7 +67,7 @@ func TestBreak(t *testing.T) {
 	hold(t, url, "--ttl", "10m")
 	runHasp(t, url, "break", "key").refused(t, exitUsage, "--force breaks it without a question")
 	lock(t, url, exitNotAcquired, "--no-wait")
-	runHasp(t, url, "break", "key", "--force").want(t, 0)
+	breakKey(t, url)
 	lock(t, url, 0, "--no-wait")
 }
 

@@ -5,7 +5,6 @@ package cli
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -41,15 +40,11 @@ func TestLeadResumesAfterALoss(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	p := startHasp(t, url, "lead", "key", "--ttl", soonLost, "--", "sh", "-c", `trap 'echo stopped; exit 0' TERM; echo leads; while :; do sleep 0.02; done`)
-	times := func(n int, what string) {
-		t.Helper()
-		p.out.await(what, func(text string, _ bool) bool { return strings.Count(text, what) == n })
-	}
-	times(1, "leads")
+	p.out.expect("leads")
 	for i := range 2 {
-		runHasp(t, url, "break", "key", "--force").want(t, 0)
-		times(i+1, "stopped")
-		times(i+2, "leads")
+		breakKey(t, url)
+		p.out.times(i+1, "stopped")
+		p.out.times(i+2, "leads")
 	}
 	contains(t, p.err.String(), `lost the lead of "key": the store does not have it any more`)
 
@@ -67,7 +62,7 @@ func TestLeadResumesAfterALoss(t *testing.T) {
 
 func TestLeadRidesOutAnOutage(t *testing.T) {
 	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
+	srv := redistest.Start(t, redistest.Own)
 	url := redisURL(t, srv) + "?timeout=300ms"
 	holder := hold(t, url, "--ttl", "1s")
 	p := startHasp(t, url, "lead", "key", "--", "echo", "leads")

@@ -50,7 +50,7 @@ func TestLossEndsInAContainer(t *testing.T) {
 			url := store(t)
 			p := start(t, self(t, c.as, url, "run", "key", "--ttl", soonLost, "--grace", c.grace, "--", "sh", "-c", c.trap+"sleep 600 & echo ready; wait"))
 			p.out.expect("ready")
-			runHasp(t, url, "break", "key", "--force").want(t, 0)
+			breakKey(t, url)
 			p.within(soon).want(t, exitLost)
 		})
 	}
@@ -91,7 +91,7 @@ func TestLossEndsTheGroupWhateverBecomesOfStderr(t *testing.T) {
 		w.Close()
 		p.out.expect("ready")
 		r.Close()
-		runHasp(t, url, "break", "key", "--force").want(t, 0)
+		breakKey(t, url)
 		contains(t, p.within(soon).want(t, exitLost).out, "got SIGTERM")
 	}
 }
@@ -117,7 +117,7 @@ func TestWaitGoesOnIfStderrBlocks(t *testing.T) {
 // After the loss, hasp must not wait for an answer of the server.
 func TestLossAtAServerThatHangs(t *testing.T) {
 	t.Parallel()
-	s := redistest.Start(t, &redistest.Options{Own: true})
+	s := redistest.Start(t, redistest.Own)
 	p := script(t, redisURL(t, s)+"&timeout=10m", "echo ready; exec sleep 600", "--ttl", "2s")
 	s.Pause()
 	defer s.Resume()

@@ -106,10 +106,20 @@ func runHasp(t *testing.T, url string, args ...string) outcome {
 	return startHasp(t, url, args...).wait()
 }
 
+// runs returns the arguments of a hasp run that runs a command under "key" with flags.
+func runs(flags []string, command ...string) []string {
+	return slices.Concat([]string{"run", "key"}, flags, []string{"--"}, command)
+}
+
 // lock runs "true" under "key" with flags, and checks the exit code.
 func lock(t *testing.T, url string, code int, flags ...string) {
 	t.Helper()
-	runHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "true"})...).want(t, code)
+	runHasp(t, url, runs(flags, "true")...).want(t, code)
+}
+
+func breakKey(t *testing.T, url string) {
+	t.Helper()
+	runHasp(t, url, "break", "key", "--force").want(t, 0)
 }
 
 func (o outcome) want(t *testing.T, code int) outcome {
@@ -175,7 +185,7 @@ func startHasp(t *testing.T, url string, args ...string) *running {
 // script has printed "ready".
 func script(t *testing.T, url, script string, flags ...string) *running {
 	t.Helper()
-	p := startHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "sh", "-c", script})...)
+	p := startHasp(t, url, runs(flags, "sh", "-c", script)...)
 	p.out.expect("ready")
 	return p
 }
@@ -290,6 +300,12 @@ func (s *stream) await(what string, ok func(text string, ended bool) bool) {
 func (s *stream) expect(want string) {
 	s.t.Helper()
 	s.await(want, func(text string, _ bool) bool { return strings.Contains(text, want) })
+}
+
+// times waits until the output contains want n times.
+func (s *stream) times(n int, want string) {
+	s.t.Helper()
+	s.await(want, func(text string, _ bool) bool { return strings.Count(text, want) == n })
 }
 
 func (s *stream) String() string {

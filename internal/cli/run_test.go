@@ -4,7 +4,6 @@ package cli
 
 import (
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,7 +115,7 @@ func TestRunWaitsNoLongerThanItsLimit(t *testing.T) {
 	url := store(t)
 	holder := hold(t, url)
 	for _, flags := range [][]string{{"-n"}, {"--no-wait"}, {"--wait", "0"}, {"-w", "1.5"}, {"--wait", "2s"}} {
-		o := runHasp(t, url, slices.Concat([]string{"run", "key"}, flags, []string{"--", "echo", "ran"})...).want(t, exitNotAcquired)
+		o := runHasp(t, url, runs(flags, "echo", "ran")...).want(t, exitNotAcquired)
 		o.prints(t, "")
 		contains(t, o.err, `"key" is held by "`, "/hasp run sh")
 		if strings.Contains(o.err, "got") { // printed only with the key
@@ -132,9 +131,8 @@ func TestRunSkipsACommandWhoseKeyIsHeld(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	holder := hold(t, url)
-	for _, flags := range [][]string{nil, {"-n"}, {"-w", "1.5"}} {
-		args := slices.Concat([]string{"run", "key", "--skip"}, flags, []string{"--", "echo", "ran"})
-		o := runHasp(t, url, args...).want(t, 0)
+	for _, flags := range [][]string{{"--skip"}, {"--skip", "-n"}, {"--skip", "-w", "1.5"}} {
+		o := runHasp(t, url, runs(flags, "echo", "ran")...).want(t, 0)
 		o.prints(t, "")
 		if o.err != "" {
 			t.Errorf("%q: stderr: %s", flags, o.err)
@@ -181,7 +179,7 @@ func TestLossIsReportedAtTheEnd(t *testing.T) {
 	t.Parallel()
 	url := store(t)
 	p := hold(t, url, "--ttl", "10m")
-	runHasp(t, url, "break", "key", "--force").want(t, 0)
+	breakKey(t, url)
 	p.free().fails(t, exitLost, `lost "key" before the command ended`)
 }
 
@@ -201,7 +199,7 @@ func TestRunSaysThatItWaits(t *testing.T) {
 // If the server hangs, a command prints one line of error within the timeout.
 func TestServerHangs(t *testing.T) {
 	t.Parallel()
-	s := redistest.Start(t, &redistest.Options{Own: true})
+	s := redistest.Start(t, redistest.Own)
 	s.Pause()
 	defer s.Resume()
 	began := time.Now()
@@ -216,7 +214,7 @@ func TestServerHangs(t *testing.T) {
 // The exit code is the command's, although the outcome of the unlock is unknown.
 func TestServerIsGoneAtTheEnd(t *testing.T) {
 	t.Parallel()
-	s := redistest.Start(t, &redistest.Options{Own: true})
+	s := redistest.Start(t, redistest.Own)
 	p := script(t, redisURL(t, s), "echo ready; cat; exit 5", "--ttl", "10m")
 	s.Kill()
 	p.free().fails(t, 5, "the key is free when its term is over")

@@ -91,7 +91,7 @@ func TestStoppedCommandKeepsTheLock(t *testing.T) {
 		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); p.err.String() == "" && (err != nil || !strings.Contains(string(b), ") T ")) {
 			t.Errorf("the command was continued: %s (%v)", b, err)
 		}
-		runHasp(t, url, "break", "key", "--force")
+		breakKey(t, url)
 		p.wait().want(t, exitLost)
 		return
 	}

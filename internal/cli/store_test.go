@@ -234,8 +234,7 @@ func TestWhereTheLocksAreKept(t *testing.T) {
 		cmd.Env = append(cmd.Env, "XDG_STATE_HOME="+dirs["state"])
 		start(t, cmd).wait().want(t, 0)
 		for name, dir := range dirs {
-			entries, err := os.ReadDir(dir)
-			must(t, err)
+			entries := await.Value(os.ReadDir(dir))
 			if got, want := len(entries) > 0, name == used; got != want {
 				t.Errorf("store of %s: %s used: %v", used, name, got)
 			}

@@ -132,7 +132,7 @@ func TestRobfigCron(t *testing.T) {
 
 func TestHTTP(t *testing.T) {
 	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
+	srv := redistest.Start(t, redistest.Own)
 	c := open(t, "spinlock+"+srv.URL(), &hasp.Options{Timeout: 500 * time.Millisecond})
 	entered := make(chan bool)
 	leave := make(chan bool)

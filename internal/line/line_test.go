@@ -129,8 +129,7 @@ func follow(t *testing.T, ordered bool, steps []string) {
 				got[who] = who + " must unlock"
 			}
 		case "sleep":
-			d, err := time.ParseDuration(who)
-			await.Must(t, err)
+			d := await.Value(time.ParseDuration(who))
 			time.Sleep(d)
 		}
 

@@ -31,7 +31,7 @@ func (h pipelineHook) ProcessPipelineHook(
 // A hook sees the values of a lone caller's context, and the texts of the commands. Commands of
 // many callers travel together.
 func TestHooksOfAPassedClient(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
+	srv := redistest.Start(t, redistest.Own)
 	rdb := srv.Client()
 	var pipelines, commands atomic.Int64
 	var seen atomic.Value
@@ -67,7 +67,7 @@ func TestHooksOfAPassedClient(t *testing.T) {
 
 // If a caller leaves before its command is in a pipeline, the command is not sent.
 func TestACallerThatLeavesEarlySendsNothing(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
+	srv := redistest.Start(t, redistest.Own)
 	s := opened(t, srv.URL(), nil)
 	srv.Pause()
 	var calls sync.WaitGroup

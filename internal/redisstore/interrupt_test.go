@@ -28,7 +28,7 @@ func TestCallsEndWithTheirContext(t *testing.T) { stores(t, callsEnd) }
 
 // A call through any client ends with its context, whatever the settings of the client.
 func TestCallsOfAPassedClientEndWithTheirContext(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Own: true})
+	srv := redistest.Start(t, redistest.Own)
 	callsEnd(t, through(t, srv.Addr, false), srv)
 }
 
@@ -124,7 +124,7 @@ func TestInterruptsEndOnlyTheirOwnCall(t *testing.T) {
 // The pool must notice that the server has closed a connection before it gives the
 // connection to a caller, because a command is sent once.
 func TestClosedConnectionsAreNotUsed(t *testing.T) {
-	p := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
+	p := redistest.Start(t, redistest.Own).Proxy()
 	s := opened(t, "redis://"+p.Addr(), nil)
 	const rounds = 20
 	failed := 0

@@ -85,7 +85,7 @@ func TestChannel(t *testing.T) {
 // If the sentinels name another master, the rest of a list would be of a server that may
 // have lost keys.
 func TestListOfAMasterThatIsReplaced(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Real: true})
+	srv := redistest.Start(t, redistest.Real)
 	sentinel := srv.Proxy()
 	claims(sentinel, 1, srv.Addr)
 	s := opened(t, "redis-sentinel://"+sentinel.Addr()+"/m", nil)

@@ -49,8 +49,7 @@ func openSays(t *testing.T, values map[string]string, wrong []wrongURL) {
 			if strings.Contains(c.url, "$hangs") { // all other servers answer at once
 				within = 5 * time.Second
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), within)
-			defer cancel()
+			ctx := await.Timeout(t, within)
 			node, params := withParams(os.Expand(c.url, value))
 			returns(t, "Open", func() {
 				s, err := Open(ctx, node, params)
@@ -65,7 +64,7 @@ func openSays(t *testing.T, values map[string]string, wrong []wrongURL) {
 
 func TestOpenSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	plain := redistest.Start(t, &redistest.Options{Own: true})
+	plain := redistest.Start(t, redistest.Own)
 	secure := redistest.Start(t, &redistest.Options{TLS: true})
 	values := map[string]string{
 		"plain":  plain.Addr,
@@ -255,7 +254,7 @@ func TestNewRefusesServers(t *testing.T) {
 
 // A replica is refused at the first call. A server that becomes a replica later refuses writes.
 func TestReplicasAreRefusedWithAHint(t *testing.T) {
-	srv := redistest.Start(t, &redistest.Options{Real: true})
+	srv := redistest.Start(t, redistest.Real)
 	rdb := srv.Client()
 	late := New(rdb)
 	pings(t, late)

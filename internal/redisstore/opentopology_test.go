@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -181,7 +180,7 @@ func TestCloseEndsCalls(t *testing.T) {
 		} {
 			for _, callers := range []int{1, 100} { // of one flight, and of several
 				t.Run(fmt.Sprintf("%s, %s, %d", url, name, callers), func(t *testing.T) {
-					p := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
+					p := redistest.Start(t, redistest.Own).Proxy()
 					s, _ := prepared(t, fmt.Sprintf(url, p.Addr()))
 					if strings.HasPrefix(url, "redis://") {
 						pings(t, s) // connects
@@ -207,9 +206,7 @@ func TestCloseEndsCalls(t *testing.T) {
 					until(t, "the end of all goroutines", func() bool { return busy() == 0 })
 					p.Flow()
 					until(t, "the end of all connections", func() bool { return p.Conns() == 0 })
-					if _, err := s.Do(ctx, "get", "k"); !errors.Is(err, redis.ErrClosed) {
-						t.Errorf("after it: %v", err)
-					}
+					await.ErrorIs(t, "after it", await.ErrorOf(s.Do(ctx, "get", "k")), redis.ErrClosed)
 				})
 			}
 		}

@@ -58,7 +58,7 @@ func TestConnectionsThatDieInSilenceEndFewCalls(t *testing.T) {
 	for _, byURL := range []bool{true, false} {
 		t.Run(fmt.Sprint("url=", byURL), func(t *testing.T) {
 			t.Parallel()
-			p := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
+			p := redistest.Start(t, redistest.Own).Proxy()
 			s := through(t, p.Addr(), byURL)
 			ctx, cancel := context.WithTimeout(t.Context(), hour)
 			defer cancel()
@@ -91,8 +91,7 @@ func TestAMasterThatHangsEndsFewCalls(t *testing.T) {
 			set := redistest.StartSentinel(t, nil)
 			s := opened(t, set.URL(), map[string]string{"replicas": replicas})
 			s.opened.sentinels.timer.Stop() // otherwise hasp would notice after 10 seconds
-			ctx, cancel := context.WithTimeout(t.Context(), hour)
-			defer cancel()
+			ctx := await.Timeout(t, hour)
 			l := begin(ctx, s, 5*time.Millisecond)
 			until(t, "answers", func() bool { return l.answered.Load() > 50 })
 			old := set.Master()
@@ -112,7 +111,7 @@ func TestAMasterThatHangsEndsFewCalls(t *testing.T) {
 // A server takes no more connections. Then all calls use the connection that exists.
 func TestAFullServerEndsNoCall(t *testing.T) {
 	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Real: true})
+	srv := redistest.Start(t, redistest.Real)
 	s := opened(t, srv.URL(), nil)
 	await.Must(t, srv.Client().ConfigSet(t.Context(), "maxclients", "1").Err())
 	var calls sync.WaitGroup
@@ -148,8 +147,8 @@ func TestAFailoverBehindOneAddressEndsNoCall(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("url=%v, %s", byURL, name), func(t *testing.T) {
 				t.Parallel()
-				old := redistest.Start(t, &redistest.Options{Real: true})
-				next := redistest.Start(t, &redistest.Options{Real: true})
+				old := redistest.Start(t, redistest.Real)
+				next := redistest.Start(t, redistest.Real)
 				var to atomic.Value
 				to.Store(old.Addr)
 				p := await.Value(faultproxy.Listen(func() (net.Conn, error) {
@@ -191,7 +190,7 @@ func TestAFailoverBehindOneAddressEndsNoCall(t *testing.T) {
 // stay.
 func TestAMasterWithTwoNamesKeepsItsConnections(t *testing.T) {
 	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Real: true})
+	srv := redistest.Start(t, redistest.Real)
 	_, port, _ := strings.Cut(srv.Addr, ":")
 	one, two := srv.Proxy(), srv.Proxy()
 	claims(one, 1, "127.0.0.1:"+port)
@@ -214,7 +213,7 @@ func TestAMasterWithTwoNamesKeepsItsConnections(t *testing.T) {
 // In an outage, many calls fail, and hasp asks the sentinels rarely.
 func TestFewSearchesInAnOutage(t *testing.T) {
 	t.Parallel()
-	sentinel := redistest.Start(t, &redistest.Options{Own: true}).Proxy()
+	sentinel := redistest.Start(t, redistest.Own).Proxy()
 	claims(sentinel, 1, deadPort)
 	s, _ := prepared(t, "redis-sentinel://"+sentinel.Addr()+"/m")
 	sentinel.Commands()

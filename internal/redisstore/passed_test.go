@@ -62,7 +62,7 @@ func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
 // If a connection does not answer the check, later callers check on another one.
 func TestASilentCheckHoldsUpNobody(t *testing.T) {
 	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
+	srv := redistest.Start(t, redistest.Own)
 	var conns atomic.Int64
 	addr := redistest.Serve(t, func(c net.Conn) {
 		to := await.Value(net.Dial("tcp", srv.Addr))
@@ -98,7 +98,7 @@ func TestAHookThatFailsSendsNothingTwice(t *testing.T) {
 		"returns": func() error { return &net.OpError{Op: "dial", Err: errors.New("no mirror")} },
 		"panics":  func() error { panic("no mirror") },
 	} {
-		srv := redistest.Start(t, &redistest.Options{Own: true})
+		srv := redistest.Start(t, redistest.Own)
 		rdb := srv.Client()
 		// as if the hook could not connect to a second server
 		rdb.AddHook(pipelineHook(func(ctx context.Context, cmds []redis.Cmder,

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"context"
 	"fmt"
 	"reflect"
 	"strings"
@@ -152,8 +151,7 @@ func TestRenewalsDoNotQueueBehindHoldsThatWaitForReplicas(t *testing.T) {
 	s, probe, err := Prepare(set.URL(), map[string]string{"replicas": "2"}, 2)
 	await.Must(t, err)
 	defer s.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := await.Timeout(t, time.Minute)
 	await.Must(t, probe(ctx))
 	master, replica := set.Master().Client(), set.Servers[2]
 	wants(t, "known", taken, each(ctx, s, taking, "known")[0])

@@ -35,7 +35,7 @@ func clients(t *testing.T, f func(t *testing.T, c client)) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			srv := redistest.Start(t, &redistest.Options{Own: true})
+			srv := redistest.Start(t, redistest.Own)
 			c := client{proxy: srv.Proxy(), direct: srv.Client()}
 			o := srv.ClientOptions()
 			o.Addr, o.MaxRetries, o.MinRetryBackoff = c.proxy.Addr(), 5, -1
@@ -54,8 +54,7 @@ func TestSentOnce(t *testing.T) {
 	for _, fault := range []faultproxy.Fault{faultproxy.LoseReply, faultproxy.HangReply} {
 		clients(t, func(t *testing.T, c client) {
 			s := New(c.rdb)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
+			ctx := await.Timeout(t, time.Minute)
 			for _, way := range ways {
 				wants(t, "warm", int64(1), way.add(ctx, s, "warm "+way.name))
 				key := fmt.Sprint(way.name, fault)
@@ -125,9 +124,7 @@ func TestCloseClosesOnlyConnectionsOfOpen(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := s.Do(t.Context(), "ping"); !errors.Is(err, redis.ErrClosed) {
-		t.Errorf("after Close: %v", err)
-	}
+	await.ErrorIs(t, "after Close", await.ErrorOf(s.Do(t.Context(), "ping")), redis.ErrClosed)
 }
 
 // The program may use all connections of a client that it passed. hasp does not wait for them.

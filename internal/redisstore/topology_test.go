@@ -79,8 +79,8 @@ func claims(p *faultproxy.Proxy, epoch int, hostport string) {
 // call fails. Subscriptions leave it as well. Miniredis has no ROLE.
 func TestSwitchThatNoCallNotices(t *testing.T) {
 	t.Parallel()
-	one := redistest.Start(t, &redistest.Options{Real: true})
-	other := redistest.Start(t, &redistest.Options{Real: true})
+	one := redistest.Start(t, redistest.Real)
+	other := redistest.Start(t, redistest.Real)
 	sentinel := one.Proxy()
 	claims(sentinel, 1, one.Addr)
 	s := opened(t, "redis-sentinel://"+sentinel.Addr()+"/m", nil)

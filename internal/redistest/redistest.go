@@ -78,6 +78,12 @@ type Options struct {
 	Bare bool
 }
 
+// Own and Real are Options that many tests use. Each sets the field of the same name.
+var (
+	Own  = &Options{Own: true}
+	Real = &Options{Real: true}
+)
+
 func (o *Options) own() bool {
 	credentials := o.User != "" || o.Password != ""
 	special := o.real() || o.tls() || credentials

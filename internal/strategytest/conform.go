@@ -86,6 +86,12 @@ func Conform(
 	})
 }
 
+// Conformance runs the conformance suite for a strategy on one server.
+func (s Strategy) Conformance(t *testing.T) {
+	h := conformance.Harness{Cost: conformance.Cost{Waiting: s.Waiting}}
+	Conform(t, 1, h, func(nodes []redis.UniversalClient) backend.Driver { return s.open(nodes[0]) })
+}
+
 // Node is one Redis of the store of a suite.
 type Node struct {
 	Redis *redis.Client     // connects directly to the server

@@ -1,7 +1,6 @@
 package strategytest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -153,19 +152,13 @@ func (r Rig[D]) put(t *testing.T, key string, command ...any) {
 func (s Strategy) foreignValues(t *testing.T, r rig) (keys []string) {
 	t.Helper()
 	all := maps.Clone(s.Foreign)
-	for kind, command := range foreign {
-		all[kind] = func(_ context.Context, _ *redis.Client, key string) error {
-			r.put(t, key, command...)
-			return nil
-		}
-	}
-
-	for kind, put := range all {
-		Want(t, kind, put(t.Context(), r.Redis, kind), nil)
+	maps.Copy(all, foreign)
+	for kind, command := range all {
+		r.put(t, kind, command...)
 		keys = append(keys, kind)
 		if kind != endless {
 			key := kind + " with an end"
-			Want(t, key, put(t.Context(), r.Redis, key), nil)
+			r.put(t, key, command...)
 			r.Redis.Expire(t.Context(), key, time.Hour)
 			keys = append(keys, key)
 		}

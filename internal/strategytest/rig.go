@@ -32,7 +32,7 @@ func Setup[D backend.Inspector](
 ) Rig[D] {
 	t.Helper()
 	if o == nil {
-		o = &redistest.Options{Own: true}
+		o = redistest.Own
 	}
 	srv := redistest.Start(t, o)
 	rdb := srv.Client()
@@ -120,12 +120,7 @@ func IsOutage(err error) bool {
 }
 
 // Want fails the test unless err matches target, or is nil if target is nil.
-func Want(t *testing.T, what string, err, target error) {
-	t.Helper()
-	if !errors.Is(err, target) {
-		t.Errorf("%s: got %v, want %v", what, err, target)
-	}
-}
+var Want = await.ErrorIs
 
 // ErrOf returns the error of a call that has another result.
 func ErrOf[T any](_ T, err error) error { return err }

@@ -15,7 +15,7 @@ import (
 func Shared(key string) backend.Claim { c := Claim(key); c.Shared = true; return c }
 
 // The options real ask for a real Redis, because tests need ACLs and Redis's compiler of scripts.
-var real = &redistest.Options{Own: true, Real: true}
+var real = redistest.Real
 
 // The function refused fails the test unless c is refused with a HeldError whose Shared has the
 // given value. It returns this error.

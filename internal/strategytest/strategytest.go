@@ -34,9 +34,12 @@ type Strategy struct {
 	// Has reports whether the record under c.Key is exactly the record that c makes.
 	Has func(ctx context.Context, rdb *redis.Client, c backend.Claim) bool
 
-	// Foreign has functions that write values which are no record of this strategy, but have the
-	// same Redis type as its records.
-	Foreign map[string]func(ctx context.Context, rdb *redis.Client, key string) error
+	// Foreign has commands that write values which are no record of this strategy, but have the
+	// same Redis type as its records. The key must be inserted after the first word.
+	Foreign map[string][]any
+
+	// Waiting is the Cost of a caller that waits, as the conformance suite counts it.
+	Waiting float64
 
 	// Since is true if Inspect reports the time at which a hold began.
 	Since bool

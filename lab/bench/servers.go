@@ -21,7 +21,7 @@ func (b *bench) start(ctx context.Context) {
 		n += 5
 	}
 	for range n {
-		srv := redistest.Start(&b.servers, &redistest.Options{Own: true, Real: true})
+		srv := redistest.Start(&b.servers, redistest.Real)
 		b.redises = append(b.redises, srv)
 		b.meter.redises = append(b.meter.redises, srv.Client())
 	}

@@ -96,7 +96,7 @@ func check(t *testing.T, locks *hasp.Client, shares bool, codes ...work) {
 }
 
 func server(t *testing.T) *redis.Client {
-	return redistest.Start(t, &redistest.Options{Own: true}).Client()
+	return redistest.Start(t, redistest.Own).Client()
 }
 
 // prefixed opens spinlock with a prefix.
@@ -138,7 +138,7 @@ func TestRedislock(t *testing.T) {
 }
 
 func TestRueidislock(t *testing.T) {
-	rdb := redistest.Start(t, &redistest.Options{Own: true, Real: true}).Client()
+	rdb := redistest.Start(t, redistest.Real).Client()
 	locker := await.Value(rueidislock.NewLocker(rueidislock.LockerOption{
 		KeyMajority: 1, ClientOption: rueidis.ClientOption{InitAddress: []string{rdb.Options().Addr}},
 	}))

@@ -108,7 +108,7 @@ func main() {
 
 // measure prints a table with a row for each pair.
 func measure(l *redistest.Lab, length, hold time.Duration) error {
-	srv := redistest.Start(l, &redistest.Options{Own: true, Real: true})
+	srv := redistest.Start(l, redistest.Real)
 	fmt.Println("| one side | its holds | longest wait | the other side | its holds | longest wait |")
 	fmt.Println("|---|--:|--:|---|--:|--:|")
 	for _, pair := range pairs {

@@ -101,7 +101,7 @@ func (s *store) openFiles() {
 func (s *store) openServers(strategy string, n int) {
 	s.what = fmt.Sprint(n, " Redis")
 	for range n {
-		s.add(redistest.Start(s.Lab, &redistest.Options{Own: true, Real: true, Keep: true}))
+		s.add(redistest.Start(s.Lab, &redistest.Options{Real: true, Keep: true}))
 	}
 	s.left = s.keysLeft
 	s.faults.redis(n)

@@ -132,8 +132,7 @@ func TestLeaderOfClientGo(t *testing.T) {
 func TestHolderOfHasp(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	l, err := w.locks().Lock(t.Context(), lease)
-	await.Must(t, err)
+	l := await.Value(w.locks().Lock(t.Context(), lease))
 	leave := w.enter("hasp")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -235,8 +234,7 @@ func TestProcesses(t *testing.T) {
 	var mu sync.Mutex // guards turns
 	var turns []turn
 	start := func(kind string) *process {
-		child, err := crew.Start("contend", kind, w.server.Addr)
-		await.Must(t, err)
+		child := await.Value(crew.Start("contend", kind, w.server.Addr))
 		p := &process{Process: child, kind: kind}
 		go func() {
 			for of := [2]int64{}; p.Receive(&of) == nil; {

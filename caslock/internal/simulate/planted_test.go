@@ -80,10 +80,8 @@ func TestPlantedBugs(t *testing.T) {
 	for _, b := range planted {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
-			file, err := filepath.Abs(filepath.Join("..", "..", b.file))
-			await.Must(t, err)
-			source, err := os.ReadFile(file)
-			await.Must(t, err)
+			file := await.Value(filepath.Abs(filepath.Join("..", "..", b.file)))
+			source := await.Value(os.ReadFile(file))
 			if strings.Count(string(source), b.code) != 1 {
 				t.Fatalf("%s does not have %q once: change the bug", b.file, b.code)
 			}

@@ -285,8 +285,7 @@ func TestListenEndsWithItsContext(t *testing.T) {
 	virtually(t, func(t *testing.T, s *listening) {
 		s.listen("a")
 		s.srv.Proxy.Fail("subscribe", faultproxy.HoldRequest)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
-		defer cancel()
+		ctx := await.Timeout(t, time.Second/2)
 		began := time.Now()
 		_, err := s.Listen(ctx, "b", "b", func(string, bool) { t.Error("got a message") })
 		if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second/2 {
@@ -381,8 +380,7 @@ func TestSubscribeGoesOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			virtually(t, func(t *testing.T, s *listening) {
 				mend := fault(s.srv.Proxy)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-				defer cancel()
+				ctx := await.Timeout(t, time.Hour)
 				e := &recorder{}
 				l, err := s.Subscribe(ctx, "a", "a", e.record)
 				if err == nil || ctx.Err() != nil || l.Command() != "" {
@@ -604,8 +602,7 @@ func TestListenWhileNoServerIsFound(t *testing.T) {
 		s.put("a", nowhere)
 		s.from.Proxy.Down()
 		time.Sleep(soon)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
+		ctx := await.Timeout(t, time.Minute)
 		_, err := s.Listen(ctx, "a", "a", ignore)
 		if err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)

@@ -28,7 +28,7 @@ func getsSoon(t *testing.T, publish publisher, e *recorder, name string) {
 // Listen works over every kind of client that a caller may pass.
 func TestListenByAnyClient(t *testing.T) {
 	t.Parallel()
-	srv := redistest.Start(t, &redistest.Options{Own: true})
+	srv := redistest.Start(t, redistest.Own)
 	direct := srv.Client()
 	o := srv.ClientOptions()
 	o.ReadTimeout, o.WriteTimeout = -2, -2
