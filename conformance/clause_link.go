@@ -79,6 +79,7 @@ func linkOutage(e *env) {
 	}
 
 	if e.lister {
+		// A List must also end by its own timeout, so it does not get the shared context.
 		calls["List"] = func(context.Context) error {
 			return errOf(listed(d.Driver.(backend.Lister).List(e.ctx, held.Key, e.term)))
 		}

@@ -69,6 +69,8 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	if err != nil {
 		return backend.Grant{}, &noChange{err} // the hold is as it was
 	}
+	// The entry of a waiter has no time since. Without h, the time of the move is the best that is
+	// known of the grant.
 	granted := time.Now()
 	value := kv.Value
 	if h != nil {
@@ -88,7 +90,8 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 		return backend.Grant{}, err
 	}
 
-	// End the old lease, which must not be reused because its number is in the entry's name.
+	// End the old lease, which must not be reused because its number is in the entry's name. If it is
+	// the hold's own, settle ends it.
 	if h == nil || kv.Lease != h.lease.id {
 		d.buryForeign(kv.Lease)
 	}

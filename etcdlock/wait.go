@@ -173,6 +173,9 @@ func (w *waiter) ended(ctx context.Context) error {
 
 	outage := &backend.UnavailableError{Since: since, Err: cmp.Or(err, errNoAnswer)}
 
+	// While ctx lasts, an outage ends the Wait after the Timeout. After the end of ctx, an outage is
+	// reported if there has been no answer for a third of the Timeout, because then it is not known
+	// whether the key is held: see backend.Waiter.
 	switch {
 	case ctx.Err() == nil && silent >= w.c.Timeout:
 		return outage

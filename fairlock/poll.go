@@ -237,8 +237,9 @@ func (g *group) updateLocked(pl place, r report, found bool, sent time.Time) {
 		// is not known, so its term counts from the unchanged w.notBefore.
 		w.handed = &handedOver{fence: r.fence}
 	case !found:
-		// The place is gone: the window has passed, the queue was lost, or the key was handed over
-		// and that hold has ended. So queue again.
+		// The place is gone: the window has passed, the queue was lost, the key was handed over and
+		// that hold has ended, or the record has no fence although the claim wants one. So queue
+		// again.
 		w.newRoundLocked()
 	default:
 		w.notePlaceLocked(r, sent)

@@ -360,7 +360,9 @@ func (a *attempt) decode(n *node, found any) (r reply, ok bool) {
 		r.id.mark, ok = parts[1].(string)
 		says, isNumber := parts[2].(int64) // what the queue says, from 0 to 2
 		ok = ok && isNumber && says >= 0 && says < int64(leadYes)-1
-		a.answer.Store(int32(says) + 1)
+		if ok {
+			a.answer.Store(int32(says) + 1)
+		}
 	case len(parts) == 1 && parts[0] == int64(-1):
 		return reply{vote: noFence(n, a.c.Key)}, true
 	}

@@ -187,7 +187,8 @@ const mark = "~"
 func waited(record string) time.Duration {
 	head, _, _ := strings.Cut(record, redisstore.Mark)
 	_, text, _ := strings.Cut(head, mark)
-	n, err := strconv.ParseUint(text, 10, 48) // in a value of another program, text may be anything
+	// In a value of another program, text may be anything. 48 bits of microseconds fit a Duration.
+	n, err := strconv.ParseUint(text, 10, 48)
 	if err != nil {
 		return 0
 	}

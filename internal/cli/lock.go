@@ -102,6 +102,8 @@ func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Leas
 	return printErr
 }
 
+// renewCommand returns "hasp renew". Detach extends the term and leaves the key taken. The user's
+// handle stays valid, because its token does not change.
 func (a *app) renewCommand() *cobra.Command {
 	var ttl time.Duration
 	cmd := a.handleCommand("renew", "Keep a key taken that hasp lock has taken",

@@ -42,7 +42,7 @@ func Examine(ctx context.Context, node string, params map[string]string, alone b
 // examiner examines one server.
 type examiner struct {
 	at    *server
-	alone bool
+	alone bool // no other server votes on a lock, so what this one loses is lost
 	found func(level, what, text string)
 
 	info     any    // the reply to INFO

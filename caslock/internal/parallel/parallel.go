@@ -3,8 +3,8 @@ package parallel
 
 import "sync"
 
-// Each calls f for each number below n, and at most so many at the same time. It returns after all
-// calls.
+// Each calls f for each number below n. It makes up to most calls at the same time, and returns when
+// all of them have returned.
 func Each(n, most int, f func(i int)) {
 	slots := make(chan struct{}, most)
 	var running sync.WaitGroup
