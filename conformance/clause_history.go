@@ -78,7 +78,8 @@ func (l *ledger) begin(shared bool) *visit {
 	v.rivalsAtBegin = v.rivals(l.claims)
 	l.claims[v.kind]++
 
-	// Count this attempt before begunAtBegin is set, so that a later difference means another one.
+	// Count this attempt first. Then, if rivals(l.begun) exceeds begunAtBegin later, another attempt
+	// has begun since.
 	l.begun[v.kind]++
 	v.begunAtBegin = v.rivals(l.begun)
 	return v

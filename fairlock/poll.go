@@ -137,9 +137,9 @@ func (g *group) poll() {
 	var places []place
 	var timeout time.Duration // the shortest Timeout of these waiters
 	for _, w := range g.waiters {
-		// Ask only about confirmed places. A poll might overtake an enqueue in flight, and find no
-		// place. The reply to the enqueue schedules the next poll, also if no place is confirmed
-		// yet.
+		// Ask only about confirmed places, because a poll might overtake an enqueue in flight and
+		// find no place. If no place is confirmed yet, this poll sends nothing, and the reply to an
+		// enqueue schedules the next one.
 		if w.queued && w.handed == nil {
 			places = append(places, place{w, w.round})
 			if timeout == 0 || w.c.Timeout < timeout {
