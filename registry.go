@@ -35,7 +35,8 @@ type Config struct {
 	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
 
 	// Params are the strategy's own parameters, and ttl, timeout, prefix and owner, which set the
-	// fields of [Options] with these names. Unknown parameters are refused.
+	// fields of [Options] with these names, and poll, a duration that Options.Backoff returns.
+	// Unknown parameters are refused.
 	Params Params `json:"params,omitempty" yaml:"params,omitempty"`
 }
 
@@ -144,7 +145,7 @@ func ParseURL(rawURL string) (Config, error) {
 }
 
 // engineParams are the parameters that every strategy has.
-var engineParams = []string{"ttl", "timeout", "prefix", "owner"}
+var engineParams = []string{"ttl", "timeout", "prefix", "owner", "poll"}
 
 // options returns a copy of o with the engine's parameters of c, and removes these parameters from
 // c. The other parameters must be in the list known, so that a misspelt parameter is never ignored.
@@ -164,6 +165,10 @@ func (c *Config) options(o *Options, known []string) (v Options, err error) {
 			v.Prefix = s
 		case "owner":
 			v.Owner = s
+		case "poll":
+			var pause time.Duration
+			pause, err = positive(name, s)
+			v.Backoff = func(int) time.Duration { return pause }
 		default:
 			if !slices.Contains(known, name) {
 				names := slices.Sorted(slices.Values(slices.Concat(engineParams, known)))

@@ -101,3 +101,27 @@ func TestAWriterKeepsThePaceOfBackoff(t *testing.T) {
 		await.Must(t, readers.Close())
 	})
 }
+
+// Attempts that fail before their Put need no release. Otherwise the releases of many callers would
+// keep a store busy that has just recovered.
+func TestAttemptsThatSentNothingAreNotReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, mem := t.Context(), memkv.New()
+		store := &network{Store: mem}
+		holder, waiter := await.Value(caslock.New(ctx, store, nil)), await.Value(caslock.New(ctx, store, nil))
+		l := await.Value(holder.Lock(ctx, "key", hasp.WithTTL(time.Hour)))
+		mem.Fault = func(string) memkv.Fault { return memkv.Fault{Lost: true} }
+		before := mem.Calls.Load()
+		for range 20 {
+			_, err := waiter.TryLock(ctx, "key")
+			await.ErrorIs(t, "TryLock in an outage", err, hasp.ErrUnavailable)
+		}
+		time.Sleep(10 * time.Second)
+		mem.Fault = nil
+		time.Sleep(time.Minute)
+		if n := mem.Calls.Load() - before; n != 20 {
+			t.Errorf("%d calls of 20 attempts", n)
+		}
+		await.Must(t, errors.Join(l.Unlock(ctx), holder.Close(), waiter.Close()))
+	})
+}

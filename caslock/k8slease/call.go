@@ -134,7 +134,7 @@ func (s *api) noAnswer(err error) error {
 	}
 
 	at := "kubernetes at " + s.host + ": "
-	return adapter.Explain(at, err, adapter.Hint(err, "ca=FILE", "kube+http://"))
+	return adapter.Explain(at, err, adapter.Hint(err, "ca=FILE, or in the kubeconfig", "kube+http://"))
 }
 
 // refusal returns the error of a request, or nil if the server has carried it out.
@@ -154,7 +154,7 @@ func (s *api) refusal(q *request, code int, a *answer) error {
 			"or fewer shared holds of a key", message))
 	case http.StatusUnauthorized:
 		return s.errorf("%s: the token or the certificate is missing, wrong or expired: "+
-			"check token_file, or kubectl auth whoami", message)
+			"check token_file or the kubeconfig: kubectl auth whoami", message)
 	case http.StatusForbidden:
 		if strings.Contains(a.Message, "being terminated") {
 			return s.errorf("%s: choose a namespace that is not being deleted", message)
@@ -169,7 +169,7 @@ func (s *api) refusal(q *request, code int, a *answer) error {
 		return s.errorf("%s: it does not know %s of Leases in JSON: use Kubernetes 1.14 or later",
 			message, q.verb)
 	case http.StatusTooManyRequests:
-		return s.errorf("%s: it is overloaded: set hasp.Options.Backoff to seconds, or give "+
+		return s.errorf("%s: it is overloaded: add poll=5s to the URL, or give "+
 			"the account a PriorityLevelConfiguration", message)
 	}
 

@@ -15,12 +15,13 @@
 // election of client-go on that Lease. So a program can move from client-go to hasp, or back, while
 // it runs. client-go before 0.27 counts its own LeaseDuration, whatever the Lease says. So its
 // LeaseDuration must be at least hasp's TTL. The Lease of any other key is named hasp- and a hash.
-// A Lease that hasp has written is deleted when its key has been free for an hour.
+// A sweep deletes the Lease of a free key: see package caslock.
 //
 // The spec has the form that client-go reads, and an annotation has the record of caslock. A hold
 // whose Lease was deleted, or which the server lost with its data, is lost. The store has no clock:
-// see package caslock for TryLock. Waiters poll; for many, set hasp.Options.Backoff to seconds. The
-// account needs get, list, create, patch and delete on leases of coordination.k8s.io.
+// see package caslock for TryLock. Waiters poll: some 15 times a second, or about once with the
+// parameter poll=1s. The account needs get, list, create, patch and delete on leases of
+// coordination.k8s.io.
 package k8slease
 
 import (

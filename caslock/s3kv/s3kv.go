@@ -32,7 +32,7 @@
 // stays, because a plain DELETE could remove a new hold. A lifecycle rule may remove old versions
 // of objects, but no current one.
 //
-// Each poll costs money, so set hasp.Options.Backoff to some seconds. The program needs
+// Each poll costs money, so set the parameter poll to some seconds. The program needs
 // s3:GetObject, s3:PutObject, s3:DeleteObject, and s3:ListBucket, without which S3 answers 403 for
 // a missing object.
 package s3kv
