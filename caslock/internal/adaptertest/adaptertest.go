@@ -3,6 +3,7 @@ package adaptertest
 
 import (
 	"context"
+	"maps"
 	"errors"
 	"regexp"
 	"strings"
@@ -17,12 +18,17 @@ import (
 // Secret is the password in the URLs of tests. No error may contain it.
 const Secret = "hunter2"
 
-// Driver opens the driver that a user gets by a URL.
+// Driver opens the driver that a user gets by a URL. It takes as long as a busy machine needs.
 func Driver(ctx context.Context, url string) (backend.Driver, error) {
 	c, err := hasp.ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
+	c.Params = maps.Clone(c.Params)
+	if c.Params == nil {
+		c.Params = hasp.Params{}
+	}
+	c.Params["timeout"] = "1m"
 	return c.Driver(ctx)
 }
 
