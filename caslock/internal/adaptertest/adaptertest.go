@@ -3,8 +3,8 @@ package adaptertest
 
 import (
 	"context"
-	"maps"
 	"errors"
+	"maps"
 	"regexp"
 	"strings"
 	"testing"
