@@ -219,7 +219,8 @@ func (ws *watches) fail() {
 }
 
 // stop is called when the waiter of w does not need the watch any more. The watch becomes idle, or is
-// cancelled if there are idle watches enough. If w is nil, stop does nothing.
+// cancelled if the entry has an idle watch already, or there are maxIdle of them. If w is nil, stop
+// does nothing.
 func (w *watch) stop() {
 	if w == nil {
 		return
