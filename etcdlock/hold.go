@@ -179,7 +179,7 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 		if errors.Is(err, errGone) {
 			others = append(others, r.i) // another driver may have moved the entry: find it by the token
 		} else {
-			done(r.i, backend.Grant{}, err)
+			done(r.i, backend.Grant{}, err) // without an error, the zero Grant means the whole TTL
 		}
 	})
 
@@ -320,9 +320,9 @@ func (h *hold) doubt(other *lease) {
 }
 
 // The method settle ends the leases that h's entry was or may have been under. It is called after the
-// entry was moved to another lease, or removed, which the argument ended says. After that, a put of h
-// that arrives late has no effect, because the entry has changed, or the lease of the put has ended.
-// If h is nil, settle does nothing.
+// entry was moved to another lease, or removed. If it was removed, ended is true. After that, a put
+// of h that arrives late has no effect, because the entry has changed, or the lease of the put has
+// ended. If h is nil, settle does nothing.
 func (h *hold) settle(ended bool) {
 	if h == nil {
 		return

@@ -97,7 +97,7 @@ func (d *driver) terms(ctx context.Context, keys []listed) (first error) {
 
 // status returns what Inspect and List report. It skips a holder whose lease has ended, because
 // that holder's entry was removed after it was read. An entry without a lease was written by hand,
-// and holds the key without end. Shared holders report the largest rest of a term and fence.
+// and holds the key without end. Of several holders, the largest TTL and the largest fence count.
 func (l *listed) status() (st backend.Status) {
 	for n, left := range l.left {
 		kv := l.kvs[n]
