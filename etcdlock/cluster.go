@@ -109,9 +109,9 @@ func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 	return b
 }
 
-// The method member returns the member in use. It waits for a search that is under way. If no member
-// is in use, it begins a search, but in the pause after a failed search, it returns that search's
-// error.
+// The method member returns the member in use. It waits for a search that is under way. If no
+// member is in use, it begins a search, but in the pause after a failed search, it returns that
+// search's error.
 func (c *cluster) member(ctx context.Context) (*member, error) {
 	for {
 		c.mu.Lock()
@@ -148,9 +148,9 @@ func (c *cluster) inUse() *member {
 	return c.current
 }
 
-// The method asked records that a call is sent. If etcd has been silent for the duration liveness, a
-// search begins now. Otherwise one begins after that duration, unless the caller stops the returned
-// timer. A search does not replace a member that is only slow: see find.
+// The method asked records that a call is sent. If etcd has been silent for the duration liveness,
+// a search begins now. Otherwise one begins after that duration, unless the caller stops the
+// returned timer. A search does not replace a member that is only slow: see find.
 func (c *cluster) asked() *time.Timer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,8 +197,8 @@ func (c *cluster) answered(m *member, err error) {
 	}
 }
 
-// lose gives up m and closes it, if m is the member in use. After the end of c.ctx, the method close
-// does that.
+// lose gives up m and closes it, if m is the member in use. After the end of c.ctx, the method
+// close does that.
 func (c *cluster) lose(m *member) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,8 +246,8 @@ func (c *cluster) searchLocked() <-chan struct{} {
 			return // c.current is old, or nil if lose has given up old during the search
 		}
 
-		// The connection of m may have ended already. Then lose did nothing, because m was not in use
-		// yet, so close m here.
+		// The connection of m may have ended already. Then lose did nothing, because m was not in
+		// use yet, so close m here.
 		if m.over.Load() {
 			c.wg.Go(m.close)
 			return

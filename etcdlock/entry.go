@@ -44,8 +44,8 @@ func entryName(key string, lease int64, shared bool) string {
 	return queueOf(key) + mark + fmt.Sprintf("%016x", lease)
 }
 
-// rivalsOf returns the prefix of the names of those entries that can exclude c. An exclusive claim is
-// excluded by each entry of its key, a shared claim only by the exclusive entries.
+// rivalsOf returns the prefix of the names of those entries that can exclude c. An exclusive claim
+// is excluded by each entry of its key, a shared claim only by the exclusive entries.
 func rivalsOf(c backend.Claim) string {
 	if c.Shared {
 		return queueOf(c.Key) + "x"
@@ -108,8 +108,8 @@ func parseRecord(value []byte) (r record, ok bool) {
 	return r, err == nil
 }
 
-// holders returns how many of a key's entries hold the key. These are the first ones, and the others
-// wait. The entries must be in the order of their create revisions.
+// holders returns how many of a key's entries hold the key. These are the first ones, and the
+// others wait. The entries must be in the order of their create revisions.
 func holders(kvs []*mvccpb.KeyValue) int {
 	exclusive := slices.IndexFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isShared(kv.Key) })
 	if exclusive < 0 {

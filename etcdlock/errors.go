@@ -35,7 +35,8 @@ var (
 	errGone = errors.New("the lease has ended")
 )
 
-// noChange is the error of a call that was not sent, or that has changed nothing for another reason.
+// noChange is the error of a call that was not sent, or that has changed nothing for another
+// reason.
 type noChange struct{ error }
 
 func (n *noChange) Unwrap() error { return n.error }
@@ -145,9 +146,9 @@ func explain(ctx context.Context, endpoint string, err error) error {
 
 // hintTLS returns what to do about the error of a connection with TLS, or "" if there is no advice.
 func hintTLS(text string) string {
-	// If the server speaks no TLS, or misses a certificate, it ends the connection. In the second case
-	// it sends an alert first, but the client may fail to write before it reads the alert. So the error
-	// does not show which case it is.
+	// If the server speaks no TLS, or misses a certificate, it ends the connection. In the second
+	// case it sends an alert first, but the client may fail to write before it reads the alert. So
+	// the error does not show which case it is.
 	const ended = "use etcd:// if it speaks no TLS; if it wants a client's certificate, set cert and key"
 	for _, advice := range []struct{ sign, hint string }{
 		{"unknown authority", "name the file of its certificate authority: ca"},

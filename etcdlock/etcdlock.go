@@ -24,10 +24,10 @@
 // # Cost
 //
 // A lock of a free key takes one transaction. While four are under way, further locks and unlocks
-// wait, and go together in the next one. If the driver has no fresh lease left from an
-// earlier hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one
-// call. A waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes
-// a keep-alive, and one read serves the renewals of up to 100 holds. docs/etcdlock.md lists the cost
+// wait, and go together in the next one. If the driver has no fresh lease left from an earlier
+// hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one call. A
+// waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes a
+// keep-alive, and one read serves the renewals of up to 100 holds. docs/etcdlock.md lists the cost
 // of all calls.
 //
 // # URL
@@ -66,8 +66,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Read the files in this order: this one, entry.go, hold.go, gather.go, token.go, lease.go, wait.go,
-// watch.go, cluster.go, user.go, beat.go. docs/etcdlock.md says why the protocol is safe.
+// Read the files in this order: this one, entry.go, hold.go, gather.go, token.go, lease.go,
+// wait.go, watch.go, cluster.go, user.go, beat.go. docs/etcdlock.md says why the protocol is safe.
 
 // etcd counts terms in whole seconds. The shortest term is one and a half times its election
 // timeout, rounded up, which is 2 s by default. maxTTL is the longest term that etcd grants.
@@ -176,7 +176,8 @@ func NewDriver(conf clientv3.Config, o *Options) (backend.Driver, error) {
 // live longer than certificates.
 type certificates func() (*tls.Config, error)
 
-// connect returns a driver for an etcd that has answered. If certs is nil, conf has the certificates.
+// connect returns a driver for an etcd that has answered. If certs is nil, conf has the
+// certificates.
 func connect(
 	ctx context.Context, conf clientv3.Config, o *Options, certs certificates,
 ) (*driver, error) {
@@ -191,8 +192,8 @@ func connect(
 	return d, nil
 }
 
-// newDriver returns a driver that has not asked the etcd yet, or an error if conf or o is invalid. If
-// certs is nil, conf has the certificates.
+// newDriver returns a driver that has not asked the etcd yet, or an error if conf or o is invalid.
+// If certs is nil, conf has the certificates.
 func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, error) {
 	if len(conf.Endpoints) == 0 {
 		return nil, invalid("conf has no endpoints")

@@ -11,8 +11,8 @@ import (
 )
 
 // gather sends the changes of concurrent callers together. While maxFlights transactions are under
-// way, further changes wait. Then they go as the parts of one transaction. etcd writes a transaction
-// to its log as one entry, whatever the number of its parts.
+// way, further changes wait. Then they go as the parts of one transaction. etcd writes a
+// transaction to its log as one entry, whatever the number of its parts.
 type gather struct {
 	d *driver
 
@@ -43,8 +43,8 @@ type change struct {
 	err    error
 }
 
-// do makes a change, and returns etcd's answer. If c.ctx ends or the driver is closed before that, the
-// outcome is unknown, unless the error is a noChange.
+// do makes a change, and returns etcd's answer. If c.ctx ends or the driver is closed before that,
+// the outcome is unknown, unless the error is a noChange.
 func (g *gather) do(c *change) (txnAnswer, error) {
 	if g.begin(c) {
 		defer g.end()
@@ -74,8 +74,8 @@ func (g *gather) begin(c *change) bool {
 	return false
 }
 
-// end ends the flight of a caller that has sent its change. If changes wait, a goroutine goes on with
-// the flight.
+// end ends the flight of a caller that has sent its change. If changes wait, a goroutine goes on
+// with the flight.
 func (g *gather) end() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -90,8 +90,8 @@ func (g *gather) alone(c *change) (txnAnswer, error) {
 	return g.d.txn(c.ctx, c.conds, c.then, c.otherwise...)
 }
 
-// leave gives up a change whose caller does not wait any longer, and returns that caller's error: err,
-// or a noChange if no flight has taken the change yet.
+// leave gives up a change whose caller does not wait any longer, and returns that caller's error:
+// err, or a noChange if no flight has taken the change yet.
 func (g *gather) leave(c *change, err error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -156,8 +156,8 @@ func (g *gather) send(batch []*change) {
 	r, err := g.d.txn(ctx, nil, parts)
 	if isGone(err) || backend.Definite(err) {
 		// etcd has refused all changes because of one, for example because its lease has ended, or
-		// because they are too large together. So send each change alone. Send them at the same time,
-		// because one after another, the last ones might be too late over a slow link.
+		// because they are too large together. So send each change alone. Send them at the same
+		// time, because one after another, the last ones might be too late over a slow link.
 		var wg sync.WaitGroup
 		for _, c := range batch {
 			wg.Go(func() { g.send([]*change{c}) })

@@ -22,8 +22,8 @@ type hold struct {
 	lease   *lease
 	granted time.Time
 
-	// True if the hold is released, lost or maybe moved. Only the call that sets this flag may end or
-	// reuse the lease. If doubt has set it, only settle may end the lease.
+	// True if the hold is released, lost or maybe moved. Only the call that sets this flag may end
+	// or reuse the lease. If doubt has set it, only settle may end the lease.
 	over atomic.Bool
 
 	mu     sync.Mutex // guards others and ended
@@ -127,8 +127,8 @@ func (d *driver) acquire(
 	case isGone(err):
 		return backend.Grant{}, errGone
 	case isUnknown, beatErr != nil:
-		// The entry is there, or it may be. If a keep-alive has failed, the lease may end too early.
-		// In both cases end the lease, and thereby the entry.
+		// The entry is there, or it may be. If a keep-alive has failed, the lease may end too
+		// early. In both cases end the lease, and thereby the entry.
 		d.bury(l)
 		return backend.Grant{}, errors.Join(err, beatErr) // only one of them is not nil
 	case err != nil: // the put was certainly not carried out
@@ -144,8 +144,8 @@ func (d *driver) acquire(
 	return d.newHold(c, entry, l).grant(c, c.TTL), nil
 }
 
-// refusal returns the HeldError for a queue that begins with kvs. If kvs is empty, because the holder
-// is not known, the error names none.
+// refusal returns the HeldError for a queue that begins with kvs. If kvs is empty, because the
+// holder is not known, the error names none.
 func refusal(kvs []*mvccpb.KeyValue) error {
 	he := &backend.HeldError{}
 	if len(kvs) > 0 {
@@ -201,14 +201,14 @@ type renewal struct {
 	err      error     // the error of the read
 }
 
-// prove sends keep-alives for the leases of holds, then reads the entries. It calls the function done
-// for each hold: with nil if the lease's term has begun anew, with errGone if the hold is lost or
-// another driver has moved it, and with another error if the outcome is unknown.
+// prove sends keep-alives for the leases of holds, then reads the entries. It calls the function
+// done for each hold: with nil if the lease's term has begun anew, with errGone if the hold is lost
+// or another driver has moved it, and with another error if the outcome is unknown.
 func (d *driver) prove(ctx context.Context, renewals []*renewal, done func(*renewal, error)) {
 	d.beatAndRead(ctx, renewals)
 
-	// Another member may have come into use between a keep-alive and the read. Answers of two members
-	// prove nothing together, so ask once more.
+	// Another member may have come into use between a keep-alive and the read. Answers of two
+	// members prove nothing together, so ask once more.
 	isSplit := func(r *renewal) bool {
 		answered := r.beat.err == nil && r.err == nil
 		return answered && r.beat.m != r.read.m
@@ -222,8 +222,8 @@ func (d *driver) prove(ctx context.Context, renewals []*renewal, done func(*rene
 }
 
 // beatAndRead sends the keep-alives, waits for the answers, then reads the entries. The keep-alives
-// have half of the time that ctx leaves, so that time for the read is left if one has no answer. Then
-// that renewal fails, but the read may still show that its hold is lost.
+// have half of the time that ctx leaves, so that time for the read is left if one has no answer.
+// Then that renewal fails, but the read may still show that its hold is lost.
 func (d *driver) beatAndRead(ctx context.Context, renewals []*renewal) {
 	within, cancel := ctx, context.CancelFunc(func() {})
 	if end, ok := ctx.Deadline(); ok {
@@ -242,8 +242,8 @@ func (d *driver) beatAndRead(ctx context.Context, renewals []*renewal) {
 // and requests of up to 1.5 MiB.
 const maxReads = 100
 
-// The method read reads the entries of the holds, and sets the fields attached, read and err of their
-// renewals.
+// The method read reads the entries of the holds, and sets the fields attached, read and err of
+// their renewals.
 func (d *driver) read(ctx context.Context, renewals []*renewal) {
 	var wg sync.WaitGroup
 	for batch := range slices.Chunk(renewals, maxReads) {
@@ -275,9 +275,9 @@ func isUnder(kvs []*mvccpb.KeyValue, entry *mvccpb.KeyValue, l *lease) bool {
 	return kvs[0].CreateRevision == entry.CreateRevision && kvs[0].Lease == l.id
 }
 
-// outcome returns nil if the lease's term has begun anew. It abandons the hold and returns errGone if
-// the lease has ended, or the entry is not under the lease any more. Then the hold is lost, unless
-// another driver has moved the entry. Otherwise the outcome is unknown.
+// outcome returns nil if the lease's term has begun anew. It abandons the hold and returns errGone
+// if the lease has ended, or the entry is not under the lease any more. Then the hold is lost,
+// unless another driver has moved the entry. Otherwise the outcome is unknown.
 func (r *renewal) outcome() error {
 	leaseEnded := r.beat.err == nil && r.beat.ttl <= 0
 	entryGone := r.err == nil && !r.attached
@@ -313,16 +313,16 @@ func (h *hold) doubt(other *lease) {
 	case !h.ended:
 		h.others = append(h.others, h.lease, other)
 	case other != h.lease:
-		// The entry is gone, so end the lease other. Leave h.lease alone: a Release may have given it
-		// back to the pool, and another hold may use it.
+		// The entry is gone, so end the lease other. Leave h.lease alone: a Release may have given
+		// it back to the pool, and another hold may use it.
 		h.d.bury(other)
 	}
 }
 
-// The method settle ends the leases that h's entry was or may have been under. It is called after the
-// entry was moved to another lease, or removed. If it was removed, ended is true. After that, a put
-// of h that arrives late has no effect, because the entry has changed, or the lease of the put has
-// ended. If h is nil, settle does nothing.
+// The method settle ends the leases that h's entry was or may have been under. It is called after
+// the entry was moved to another lease, or removed. If it was removed, ended is true. After that, a
+// put of h that arrives late has no effect, because the entry has changed, or the lease of the put
+// has ended. If h is nil, settle does nothing.
 func (h *hold) settle(ended bool) {
 	if h == nil {
 		return

@@ -162,8 +162,8 @@ func (d *driver) List(
 	}
 }
 
-// page reads a page of entries, groups them by key, and sets their fields left. The result next is the
-// name at which the next page begins, or "" after the last page.
+// page reads a page of entries, groups them by key, and sets their fields left. The result next is
+// the name at which the next page begins, or "" after the last page.
 func (d *driver) page(
 	ctx context.Context, from, end string, timeout time.Duration,
 ) (page []listed, next string, err error) {
@@ -194,8 +194,9 @@ func (d *driver) page(
 	if r.More {
 		next = string(r.Kvs[len(r.Kvs)-1].Key) + "\x00"
 		if len(page) > 0 {
-			// The last key may have more entries, so read all entries of that key here, and begin the
-			// next page after them. If foreign names followed that key, next is past it already.
+			// The last key may have more entries, so read all entries of that key here, and begin
+			// the next page after them. If foreign names followed that key, next is past it
+			// already.
 			last := &page[len(page)-1]
 			if last.kvs, err = d.entries(ctx, last.key); err != nil {
 				return nil, "", err

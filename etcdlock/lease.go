@@ -60,8 +60,8 @@ func (l *lease) isRefused() bool {
 // age returns how much of l's term may have passed.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
-// take returns a lease with a term of secs seconds, from the pool if possible. Part of the term of a
-// pooled lease has passed. The argument now is the present time by the driver's clock.
+// take returns a lease with a term of secs seconds, from the pool if possible. Part of the term of
+// a pooled lease has passed. The argument now is the present time by the driver's clock.
 func (p *pool) take(ctx context.Context, secs int64, now time.Duration) (*lease, error) {
 	if l := p.reuse(secs, now); l != nil {
 		return l, nil
@@ -69,8 +69,9 @@ func (p *pool) take(ctx context.Context, secs int64, now time.Duration) (*lease,
 	return p.grant(ctx, secs)
 }
 
-// reuse takes the newest lease out of the pool, or returns nil if the pool has no young one. A lease is
-// young if at least a third of its term is left. reuse ends the other leases that it finds.
+// reuse takes the newest lease out of the pool, or returns nil if the pool has no young one. A
+// lease is young if at least a third of its term is left. reuse ends the other leases that it
+// finds.
 func (p *pool) reuse(secs int64, now time.Duration) *lease {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,8 +108,8 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 }
 
 // The method give puts a lease into the pool, or ends it if it must not be reused. The caller knows
-// for certain that the lease has no entry. If the lease is old, take or prune ends it later, because
-// to read the driver's clock here would cost each unlock two system calls.
+// for certain that the lease has no entry. If the lease is old, take or prune ends it later,
+// because to read the driver's clock here would cost each unlock two system calls.
 func (p *pool) give(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -120,7 +121,8 @@ func (p *pool) give(l *lease) {
 	p.idle[l.asked] = append(p.idle[l.asked], l)
 }
 
-// prune removes the leases that have been in the pool for the time maxUnused or longer, and ends them.
+// prune removes the leases that have been in the pool for the time maxUnused or longer, and ends
+// them.
 func (p *pool) prune(maxUnused time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

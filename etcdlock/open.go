@@ -65,9 +65,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return connect(ctx, conf, o, certs)
 }
 
-// probe returns an error if etcd does not answer, its version is too old, it ignores the password, or
-// the user may not read. It refuses etcd's grpc-proxy, which delays keep-alives by a schedule of its
-// own.
+// probe returns an error if etcd does not answer, its version is too old, it ignores the password,
+// or the user may not read. It refuses etcd's grpc-proxy, which delays keep-alives by a schedule of
+// its own.
 func (d *driver) probe(ctx context.Context) error {
 	conf := &d.cluster.conf
 	_, err := call(ctx, d.cluster, func(m *member) (any, error) {
@@ -94,8 +94,8 @@ func (d *driver) probe(ctx context.Context) error {
 		return err
 	}
 
-	// Send a keep-alive for a lease that does not exist. A member answers it with 0, and the proxy with
-	// a number below 0.
+	// Send a keep-alive for a lease that does not exist. A member answers it with 0, and the proxy
+	// with a number below 0.
 	b := d.cluster.beat(ctx, rand.Int64N(1<<62)+1)
 	if b.err == nil && b.ttl < 0 {
 		return invalid("that is etcd's grpc-proxy, which delays keep-alives: name the members of the etcd")
@@ -118,8 +118,9 @@ func checkVersion(version string, user bool) error {
 	return nil
 }
 
-// parse returns the settings in a node of the form etcd://user:password@host:port,host:port. The user
-// and the ports may be missing. The errors do not repeat the node, which may contain a password.
+// parse returns the settings in a node of the form etcd://user:password@host:port,host:port. The
+// user and the ports may be missing. The errors do not repeat the node, which may contain a
+// password.
 func parse(node string) (conf clientv3.Config, err error) {
 	scheme, rest, _ := strings.Cut(node, "://")
 	if scheme != "etcd" && scheme != "etcds" {

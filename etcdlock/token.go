@@ -14,9 +14,9 @@ import (
 // This file contains the calls that find a hold by its token, because another driver made the hold,
 // or the hold's state is not known. It also contains the calls that move a hold to another lease.
 
-// renewOther renews a hold that needs a longer term than its lease has, or whose lease is not known to
-// this driver. It moves the hold to a new lease. If no entry with c's token holds the key, the error
-// is ErrLost.
+// renewOther renews a hold that needs a longer term than its lease has, or whose lease is not known
+// to this driver. It moves the hold to a new lease. If no entry with c's token holds the key, the
+// error is ErrLost.
 func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	h := d.ownHold(c)
 	for {
@@ -41,8 +41,8 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 			h.doubt(h.lease) // sets h.over, so that the next round finds the entry by its token
 		case errors.Is(err, errGone): // find it again, because it has changed since it was read
 		case errors.Is(err, errNoSpace) && known:
-			// etcd has no space to move the hold, so renew its present lease. If the hold is gone from
-			// that lease, prove sets h.over, and the next round finds the entry by its token.
+			// etcd has no space to move the hold, so renew its present lease. If the hold is gone
+			// from that lease, prove sets h.over, and the next round finds the entry by its token.
 			d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
 			if !errors.Is(err, errGone) {
 				return h.grant(c, min(c.TTL, h.lease.term())), err
@@ -53,15 +53,15 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 	}
 }
 
-// move puts the hold with the entry kv under a new lease with the whole term, and returns a grant with
-// a new Handle. If another driver made the hold, h is nil. Otherwise h is the old Handle. If the entry
-// has changed since it was read as kv, move returns errGone.
+// move puts the hold with the entry kv under a new lease with the whole term, and returns a grant
+// with a new Handle. If another driver made the hold, h is nil. Otherwise h is the old Handle. If
+// the entry has changed since it was read as kv, move returns errGone.
 func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, error) {
 	secs := seconds(c.TTL)
 	if h == nil || kv != h.entry {
-		// The entry was found by its token, so its lease is not known. It may have a longer term than
-		// c.TTL, and a renewal never shortens a term. Take the whole term of that lease and not only
-		// the rest, because a leader that was deposed may report a rest that is too short.
+		// The entry was found by its token, so its lease is not known. It may have a longer term
+		// than c.TTL, and a renewal never shortens a term. Take the whole term of that lease and
+		// not only the rest, because a leader that was deposed may report a rest that is too short.
 		r, err := d.timeToLive(ctx, kv.Lease)
 		if err != nil {
 			return backend.Grant{}, err
@@ -74,8 +74,8 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 		return backend.Grant{}, &noChange{err} // the hold is as it was
 	}
 
-	// A hold that was waited for has an entry without the time of its grant, so write that time now.
-	// If it is not known because h is nil, take the present time.
+	// A hold that was waited for has an entry without the time of its grant, so write that time
+	// now. If it is not known because h is nil, take the present time.
 	granted := time.Now()
 	if h != nil {
 		granted = h.granted
@@ -96,8 +96,8 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 		return backend.Grant{}, err
 	}
 
-	// End the old lease. It must not be reused, because its number is in the name of the entry, which
-	// still exists. If the old lease is h.lease, settle ends it.
+	// End the old lease. It must not be reused, because its number is in the name of the entry,
+	// which still exists. If the old lease is h.lease, settle ends it.
 	if h == nil || kv.Lease != h.lease.id {
 		d.buryForeign(kv.Lease)
 	}
@@ -128,8 +128,8 @@ func (d *driver) rewrite(
 		return nil, err
 	}
 
-	// etcd has either refused the put already or carried it out, but errNoSpace does not say which. The
-	// put cannot come later, so a read shows the outcome.
+	// etcd has either refused the put already or carried it out, but errNoSpace does not say which.
+	// The put cannot come later, so a read shows the outcome.
 	r, readErr := d.get(ctx, string(kv.Key))
 	switch {
 	case readErr != nil || len(r.Kvs) == 0:
@@ -224,8 +224,9 @@ func (d *driver) get(
 	})
 }
 
-// releaseByToken removes the entry that has c.Token. If that entry holds the key, and c.KeepUntil is
-// in the future, it keeps the key taken until then. If there is no such entry, the error is ErrLost.
+// releaseByToken removes the entry that has c.Token. If that entry holds the key, and c.KeepUntil
+// is in the future, it keeps the key taken until then. If there is no such entry, the error is
+// ErrLost.
 func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 	for {
 		kv, holds, err := d.find(ctx, c)
@@ -254,8 +255,8 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 // release the hold and reuse the lease for another hold, which the revocation would end. After the
 // removal, that driver's Release finds no entry, and so does not reuse the lease.
 //
-// If this process dies between the removal and the revocation, the lease stays. But the holder's next
-// renewal finds no entry, and so learns that the hold is lost.
+// If this process dies between the removal and the revocation, the lease stays. But the holder's
+// next renewal finds no entry, and so learns that the hold is lost.
 func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 	if _, err := d.change(ctx, kv, clientv3.OpDelete(string(kv.Key))); err != nil {
 		return err
@@ -281,8 +282,8 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		if unchanged(err) {
 			d.pool.give(l)
 		}
-		// Otherwise the entry may be under either lease. Both end by themselves, and a repeated Release
-		// shows the outcome.
+		// Otherwise the entry may be under either lease. Both end by themselves, and a repeated
+		// Release shows the outcome.
 		return err
 	}
 

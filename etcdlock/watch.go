@@ -35,8 +35,8 @@ type watches struct {
 }
 
 // watch reports deletions of one entry to one waiter at a time. Leases are reused, and so are the
-// names of entries: when Clients take turns, each waits for the same few entries. So a watch that no
-// waiter needs stays open for a while.
+// names of entries: when Clients take turns, each waits for the same few entries. So a watch that
+// no waiter needs stays open for a while.
 type watch struct {
 	id      int64
 	name    string
@@ -52,16 +52,16 @@ type watch struct {
 	over atomic.Bool  // the watch has ended, and reports no deletion
 }
 
-// watch watches the entry with this name for deletions at the revision from or later. Each change of
-// the watch sends a signal to wake. If the stream has ended, and the method current does not open
-// another one yet, the result is a watch that has ended already.
+// watch watches the entry with this name for deletions at the revision from or later. Each change
+// of the watch sends a signal to wake. If the stream has ended, and the method current does not
+// open another one yet, the result is a watch that has ended already.
 func (wr *watcher) watch(name string, from int64, wake chan<- struct{}) *watch {
 	ws := wr.current()
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if w := ws.idle[name]; w != nil {
-		// This watch reports the deletions from the revision from on, because it began earlier, and so
-		// at a smaller revision: revisions only grow on a connection.
+		// This watch reports the deletions from the revision from on, because it began earlier, and
+		// so at a smaller revision: revisions only grow on a connection.
 		delete(ws.idle, name)
 		w.wake = wake
 		return w
@@ -87,8 +87,8 @@ func (wr *watcher) watch(name string, from int64, wake chan<- struct{}) *watch {
 }
 
 // current returns the watches on the stream in use. If that stream has ended, current opens another
-// one. But if etcd confirmed no watch on the stream that has ended, it waits with that until maxRest
-// has passed since the stream was opened, and returns the watches that have ended.
+// one. But if etcd confirmed no watch on the stream that has ended, it waits with that until
+// maxRest has passed since the stream was opened, and returns the watches that have ended.
 func (wr *watcher) current() *watches {
 	wr.mu.Lock()
 	defer wr.mu.Unlock()
@@ -106,8 +106,8 @@ func (wr *watcher) current() *watches {
 	}
 	wr.watches = ws
 
-	// Open the stream on a goroutine and under the client's context, because the stream must outlive
-	// the waiter that needs it first.
+	// Open the stream on a goroutine and under the client's context, because the stream must
+	// outlive the waiter that needs it first.
 	wr.m.cluster.spawn(func() {
 		defer ws.fail()
 		ws.run(ctx, pb.NewWatchClient(wr.m.client.ActiveConnection()))
@@ -174,8 +174,8 @@ func (ws *watches) answer(r *pb.WatchResponse) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if r.Created && r.Canceled {
-		// etcd has refused the watch, probably because the auth token of the stream has expired. As it
-		// would refuse each further watch, end the stream, so that the next one has a new token.
+		// etcd has refused the watch, probably because the auth token of the stream has expired. As
+		// it would refuse each further watch, end the stream, so that the next one has a new token.
 		ws.end()
 		return
 	}
@@ -218,9 +218,9 @@ func (ws *watches) fail() {
 	ws.idle = nil
 }
 
-// stop is called when the waiter of w does not need the watch any more. The watch becomes idle, or is
-// cancelled if the entry has an idle watch already, or there are maxIdle of them. If w is nil, stop
-// does nothing.
+// stop is called when the waiter of w does not need the watch any more. The watch becomes idle, or
+// is cancelled if the entry has an idle watch already, or there are maxIdle of them. If w is nil,
+// stop does nothing.
 func (w *watch) stop() {
 	if w == nil {
 		return
@@ -264,7 +264,8 @@ func (wr *watcher) prune() {
 	}
 }
 
-// signal sends a signal on a channel that has room for one, unless a signal is in the channel already.
+// signal sends a signal on a channel that has room for one, unless a signal is in the channel
+// already.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
