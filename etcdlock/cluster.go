@@ -78,8 +78,9 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 
 		notSent := isUnsent(err) || errors.As(err, new(*noChange))
 		if try == 0 && m.user.refuses(err) {
-			if err = m.user.signIn(ctx, m, token); err == nil {
-				continue
+			err = m.user.signIn(ctx, m, token)
+			if err == nil {
+				continue // try again with the new token
 			}
 			c.answered(m, err) // gives up m if etcd refuses the password now
 			notSent = true     // etcd has refused the token, so it has not carried the call out
@@ -89,7 +90,8 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 		if try == 0 && notSent && ctx.Err() == nil {
 			continue
 		}
-		if err = explain(ctx, m.endpoint, err); notSent {
+		err = explain(ctx, m.endpoint, err)
+		if notSent {
 			err = &noChange{err}
 		}
 		return v, err
@@ -296,6 +298,7 @@ func (c *cluster) find(old *member) (*member, error) {
 			if m != nil {
 				m.close()
 			}
+			// Pass c.ctx, because the end of ctx is reported as a member that did not answer.
 			failed <- explain(c.ctx, endpoint, err)
 		})
 	}

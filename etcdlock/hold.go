@@ -356,12 +356,14 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	// This call has set h.over, so no other call gives the lease back to the pool.
 	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
-		h.settle(true) // a move may have begun meanwhile, and have left leases in h.others
+		// A move may have begun meanwhile, and have left leases in h.others. If settle ends h.lease
+		// as one of them, give does not reuse it.
+		h.settle(true)
 		d.pool.give(h.lease)
 		return nil
 	}
 
-	d.bury(h.lease)
+	d.bury(h.lease) // must not be reused, because the entry may still be under it
 	if errors.Is(err, errGone) {
 		return d.releaseByToken(ctx, c) // find the entry, if it was moved and not removed
 	}

@@ -107,7 +107,7 @@ func (l *listed) status() (st backend.Status) {
 		st.Held = true
 		st.TTL = max(st.TTL, left)
 		if kv.Lease == 0 {
-			st.TTL = -1
+			st.TTL = -1 // no end
 		}
 		r, _ := parseRecord(kv.Value)
 		if r.fenced {
@@ -116,7 +116,8 @@ func (l *listed) status() (st backend.Status) {
 		if isShared(kv.Key) {
 			st.Shared = append(st.Shared, r.owner)
 		} else {
-			st.Owner, st.Since = r.owner, r.since
+			st.Owner = r.owner
+			st.Since = r.since
 		}
 	}
 

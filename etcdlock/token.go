@@ -231,7 +231,7 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 	for {
 		kv, holds, err := d.find(ctx, c)
 		switch {
-		case err != nil: // there is nothing to remove, or it is not known
+		case err != nil: // no entry has the token, or the read has failed
 		case holds && c.KeepUntil.After(time.Now()):
 			err = d.keep(ctx, c, kv)
 		default:
@@ -262,7 +262,7 @@ func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 		return err
 	}
 	if err := d.revoke(ctx, kv.Lease); err != nil && !isGone(err) {
-		d.buryForeign(kv.Lease) // tries again
+		d.buryForeign(kv.Lease) // tries again; err says that the lease may exist until then
 		return err
 	}
 	return nil

@@ -117,7 +117,7 @@ func (w *waiter) run(ctx context.Context) (backend.Grant, error) {
 		}
 
 		switch {
-		case err == nil: // an entry is ahead, or was removed meanwhile
+		case err == nil: // an entry ahead excludes this one
 			w.since = time.Time{}
 			w.err = nil
 			if w.watch != nil && w.watch.over.Load() {
@@ -242,10 +242,10 @@ func (w *waiter) isBehind() bool {
 	}
 
 	// The entry ahead may be deleted before etcd confirms the watch, and etcd reports such a
-	// deletion up to 100 ms late. If the key is free then, that time would be lost. So read once
-	// more after the confirmation.
-	confirmedAfterRead := w.watch.at.Load() > w.read
-	return !w.isNext || !confirmedAfterRead
+	// deletion up to 100 ms late. If that deletion would free the key, that is too late. So read
+	// once more after etcd has confirmed the watch.
+	mustReadAgain := w.isNext && w.watch.at.Load() > w.read
+	return !mustReadAgain
 }
 
 // sleep waits for a signal, or until it is time to check whether the lease needs a keep-alive, or
@@ -407,8 +407,8 @@ func (w *waiter) keepAlive() {
 }
 
 // grant returns the hold of an entry that the last call has found first in the queue. If over is
-// true, the Wait ends with g and err. Otherwise the entry was removed meanwhile, or a call has
-// failed, and the Wait goes on.
+// true, the Wait ends with g and err. Otherwise the Wait goes on, and err says why: the entry was
+// removed meanwhile, or a call has failed.
 //
 // A hold that is not renewed starts with the whole TTL. A hold that is renewed keeps the lease of
 // its place, with at least two thirds of its term left. If that lease is too short, the first

@@ -134,7 +134,8 @@ func (ws *watches) run(ctx context.Context, client pb.WatchClient) {
 	}
 }
 
-// The method write sends the requests. If Send fails, Recv returns the reason.
+// The method write sends the requests until the stream ends. If Send fails, write returns, and the
+// Recv in run returns the reason.
 func (ws *watches) write(ctx context.Context, stream pb.Watch_WatchClient) {
 	for {
 		select {
