@@ -61,9 +61,9 @@ func isShared(name []byte) bool {
 // keyOf returns the key that an entry belongs to. The result ok is false if the name is not that of
 // an entry.
 func keyOf(name string) (key string, ok bool) {
-	rest, ok := strings.CutPrefix(name, root)
-	escaped, _, ok2 := strings.Cut(rest, "/")
-	return unescaper.Replace(escaped), ok && ok2
+	rest, hasRoot := strings.CutPrefix(name, root)
+	escaped, _, hasSlash := strings.Cut(rest, "/")
+	return unescaper.Replace(escaped), hasRoot && hasSlash
 }
 
 // newEntry returns the entry for the claim c under the lease l. The entry's revisions are 0.

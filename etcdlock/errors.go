@@ -64,7 +64,7 @@ func is(err error, targets ...error) bool {
 	if errors.As(err, &n) {
 		err = n.error // rpctypes knows an error by its text, which a wrapper changes
 	}
-	known := rpctypes.Error(err)
+	known := rpctypes.Error(err) // the error of etcd that err stands for
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(known, t) })
 }
 

@@ -225,16 +225,17 @@ func (d *driver) prove(ctx context.Context, renewals []*renewal, done func(*rene
 // have half of the time that ctx leaves, so that time for the read is left if one has no answer.
 // Then that renewal fails, but the read may still show that its hold is lost.
 func (d *driver) beatAndRead(ctx context.Context, renewals []*renewal) {
-	within, cancel := ctx, context.CancelFunc(func() {})
+	within := ctx // of the keep-alives
 	if end, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
 		within, cancel = context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
 	}
 	var wg sync.WaitGroup
 	for _, r := range renewals {
 		wg.Go(func() { r.beat = d.cluster.beat(within, r.h.lease.id) })
 	}
 	wg.Wait()
-	cancel()
 	d.read(ctx, renewals)
 }
 
@@ -349,8 +350,8 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if h == nil || c.KeepUntil.After(time.Now()) {
 		return d.releaseByToken(ctx, c)
 	}
-	if wasOver := h.over.Swap(true); wasOver {
-		return d.releaseByToken(ctx, c) // the entry may be under another lease
+	if h.over.Swap(true) { // it was set already, so the entry may be gone or under another lease
+		return d.releaseByToken(ctx, c)
 	}
 
 	// This call has set h.over, so no other call gives the lease back to the pool.

@@ -35,8 +35,8 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return keys[0].status(), nil
 }
 
-// Break removes the entries that hold the key, and ends their leases. The holders learn of the loss
-// at their next renewals.
+// Break removes the entries that held the key when it began, and ends their leases. The holders
+// learn of the loss at their next renewals.
 func (d *driver) Break(ctx context.Context, key string) error {
 	kvs, err := d.entries(ctx, key)
 	n := holders(kvs)
@@ -128,8 +128,9 @@ func (l *listed) status() (st backend.Status) {
 	return st
 }
 
-// List yields the keys in the order of their names. It reads 1,000 entries at a time, and
-// asks for the rest of each holder's term.
+// List yields the keys in the order of their names. It reads 1,000 entries at a time, and asks for
+// the rest of each holder's term. The timeout bounds each of these pages. If a page fails, List
+// yields the error and ends.
 func (d *driver) List(
 	ctx context.Context, prefix string, timeout time.Duration,
 ) iter.Seq2[backend.Entry, error] {
@@ -175,8 +176,9 @@ func (d *driver) page(
 		return nil, "", err
 	}
 	for _, kv := range r.Kvs {
-		key, ok := keyOf(string(kv.Key))
-		if _, ours := parseRecord(kv.Value); !ok || !ours {
+		key, hasKey := keyOf(string(kv.Key))
+		_, hasRecord := parseRecord(kv.Value)
+		if !hasKey || !hasRecord {
 			continue // another program has written it
 		}
 		if n := len(page); n == 0 || page[n-1].key != key {

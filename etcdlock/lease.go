@@ -69,9 +69,9 @@ func (p *pool) take(ctx context.Context, secs int64, now time.Duration) (*lease,
 	return p.grant(ctx, secs)
 }
 
-// reuse takes the newest lease out of the pool, or returns nil if the pool has no young one. A
-// lease is young if at least a third of its term is left. reuse ends the other leases that it
-// finds.
+// reuse takes leases out of the pool, the last one first, until it finds a young one. It returns
+// that one, or nil if there is none, and ends the others that it has taken out. A lease is young if
+// at least a third of its term is left.
 func (p *pool) reuse(secs int64, now time.Duration) *lease {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,8 +121,7 @@ func (p *pool) give(l *lease) {
 	p.idle[l.asked] = append(p.idle[l.asked], l)
 }
 
-// prune removes the leases that have been in the pool for the time maxUnused or longer, and ends
-// them.
+// prune removes and ends the leases that have been in the pool for the time maxUnused or longer.
 func (p *pool) prune(maxUnused time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
