@@ -138,7 +138,8 @@ func explain(ctx context.Context, endpoint string, err error) error {
 		hint = "check the host"
 	}
 
-	if text = plain(text); hint != "" {
+	text = plain(text)
+	if hint != "" {
 		text += " (" + hint + ")"
 	}
 	return fmt.Errorf("etcd at %s: %s", shown(endpoint), text)
@@ -146,9 +147,9 @@ func explain(ctx context.Context, endpoint string, err error) error {
 
 // hintTLS returns what to do about the error of a connection with TLS, or "" if there is no advice.
 func hintTLS(text string) string {
-	// If the server speaks no TLS, or misses a certificate, it ends the connection. In the second
-	// case it sends an alert first, but the client may fail to write before it reads the alert. So
-	// the error does not show which case it is.
+	// The server ends the connection if it speaks no TLS, or if it wants a certificate and gets none.
+	// In the second case it sends an alert first, but the client may fail to write before it reads
+	// the alert. So the error may not show which case it is.
 	const ended = "use etcd:// if it speaks no TLS; if it wants a client's certificate, set cert and key"
 	for _, advice := range []struct{ sign, hint string }{
 		{"unknown authority", "name the file of its certificate authority: ca"},

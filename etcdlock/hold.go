@@ -225,7 +225,7 @@ func (d *driver) prove(ctx context.Context, renewals []*renewal, done func(*rene
 // have half of the time that ctx leaves, so that time for the read is left if one has no answer.
 // Then that renewal fails, but the read may still show that its hold is lost.
 func (d *driver) beatAndRead(ctx context.Context, renewals []*renewal) {
-	within := ctx // of the keep-alives
+	within := ctx // for the keep-alives
 	if end, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
 		within, cancel = context.WithTimeout(ctx, time.Until(end)/2)

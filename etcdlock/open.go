@@ -79,7 +79,7 @@ func (d *driver) probe(ctx context.Context) error {
 			err = nil // newer versions require a right for this request, so the version is new enough
 		}
 
-		token := m.user.token.Load()
+		token := m.user.token.Load() // nil if conf has no user
 		if err == nil && token != nil && *token == "" {
 			err = invalid("etcd has authentication switched off, so it ignores the password: " +
 				"remove user and password from the URL, or run etcdctl auth enable")
@@ -88,7 +88,7 @@ func (d *driver) probe(ctx context.Context) error {
 	})
 
 	if err == nil {
-		_, err = d.entries(ctx, "probe")
+		_, err = d.entries(ctx, "probe") // fails if the user may not read
 	}
 	if err != nil {
 		return err
