@@ -147,9 +147,9 @@ func explain(ctx context.Context, endpoint string, err error) error {
 
 // hintTLS returns what to do about the error of a connection with TLS, or "" if there is no advice.
 func hintTLS(text string) string {
-	// The server ends the connection if it speaks no TLS, or if it wants a certificate and gets none.
-	// In the second case it sends an alert first, but the client may fail to write before it reads
-	// the alert. So the error may not show which case it is.
+	// The server ends the connection if it speaks no TLS, or if it wants a certificate and gets
+	// none. In the second case it sends an alert first, but the client may fail to write before it
+	// reads the alert. So the error may not show which case it is.
 	const ended = "use etcd:// if it speaks no TLS; if it wants a client's certificate, set cert and key"
 	for _, advice := range []struct{ sign, hint string }{
 		{"unknown authority", "name the file of its certificate authority: ca"},

@@ -177,7 +177,9 @@ func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, b
 
 	d.prove(ctx, renewals, func(r *renewal, err error) {
 		if errors.Is(err, errGone) {
-			others = append(others, r.i) // another driver may have moved the entry: find it by the token
+			// The hold may not be lost, but moved by another driver. renewOther finds it by its
+			// token.
+			others = append(others, r.i)
 		} else {
 			done(r.i, backend.Grant{}, err) // without an error, the zero Grant means the whole TTL
 		}

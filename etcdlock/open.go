@@ -76,7 +76,7 @@ func (d *driver) probe(ctx context.Context) error {
 		case err == nil:
 			err = checkVersion(r.Version, conf.Username != "")
 		case is(err, rpctypes.ErrPermissionDenied):
-			err = nil // newer versions require a right for this request, so the version is new enough
+			err = nil // only versions that are new enough require a right for this request
 		}
 
 		token := m.user.token.Load() // nil if conf has no user

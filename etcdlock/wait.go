@@ -238,7 +238,7 @@ func (w *waiter) isBehind() bool {
 		return false
 	}
 	if w.watch.gone.Load() > w.read || w.watch.over.Load() {
-		return false // the entry ahead was deleted after the last read, or the watch reports nothing
+		return false // the entry ahead was deleted after the read, or the watch reports nothing
 	}
 
 	// The entry ahead may be deleted before etcd confirms the watch, and etcd reports such a
