@@ -30,9 +30,11 @@ func (k *clock) now() time.Duration {
 // raise sets the number in a to the larger of that number and n, and returns the new number.
 func raise(a *atomic.Int64, n int64) int64 {
 	for {
-		if old := a.Load(); old >= n {
+		old := a.Load()
+		if old >= n {
 			return old
-		} else if a.CompareAndSwap(old, n) {
+		}
+		if a.CompareAndSwap(old, n) {
 			return n
 		}
 	}

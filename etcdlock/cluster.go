@@ -65,11 +65,11 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 			return v, &noChange{err}
 		}
 		token := m.user.token.Load()
-		silent := c.asked()
+		searchTimer := c.asked()
 		v, err = f(m)
-		silent.Stop()
+		searchTimer.Stop()
 		if err == nil && m.begun.Load() > 1 {
-			err = errReconnected
+			err = errReconnected // the answer may come from another etcd
 		}
 		c.answered(m, err)
 		if err == nil {
@@ -78,24 +78,28 @@ func call[T any](ctx context.Context, c *cluster, f func(m *member) (T, error)) 
 
 		notSent := isUnsent(err) || errors.As(err, new(*noChange))
 		if try == 0 && m.user.refuses(err) {
-			if err = m.user.signIn(ctx, m, token); err == nil {
-				continue
+			err = m.user.signIn(ctx, m, token)
+			if err == nil {
+				continue // try again with the new token
 			}
-			c.answered(m, err) // etcd may refuse the password now
-			notSent = true
+			c.answered(m, err) // gives up m if etcd refuses the password now
+			notSent = true     // etcd has refused the token, so it has not carried the call out
 		}
 
+		// Try once more, because another member may be in use by then.
 		if try == 0 && notSent && ctx.Err() == nil {
 			continue
 		}
-		if err = explain(ctx, m.endpoint, err); notSent {
+		err = explain(ctx, m.endpoint, err)
+		if notSent {
 			err = &noChange{err}
 		}
 		return v, err
 	}
 }
 
-// beat sends a keep-alive, which begins the term of a lease anew.
+// beat sends a keep-alive, which begins the term of a lease anew. It waits for its turn first. An
+// error is in the field err of the result.
 func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 	if err := c.beats.take(ctx); err != nil {
 		return beat{err: err}
@@ -107,7 +111,9 @@ func (c *cluster) beat(ctx context.Context, lease int64) (b beat) {
 	return b
 }
 
-// The method member returns the member in use.
+// The method member returns the member in use. It waits for a search that is under way. If no
+// member is in use, it begins a search, but in the pause after a failed search, it returns that
+// search's error.
 func (c *cluster) member(ctx context.Context) (*member, error) {
 	for {
 		c.mu.Lock()
@@ -118,11 +124,11 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 		case c.ctx.Err() != nil:
 			c.mu.Unlock()
 			return nil, errClosed
-		case c.search != nil:
+		case c.search != nil: // wait for it, because the member in use may hang
 		case c.current != nil:
 			defer c.mu.Unlock()
 			return c.current, nil
-		case time.Since(c.failed) < c.rest:
+		case time.Since(c.failed) < c.rest: // the pause
 			defer c.mu.Unlock()
 			return nil, c.err
 		}
@@ -130,7 +136,7 @@ func (c *cluster) member(ctx context.Context) (*member, error) {
 		done := c.searchLocked()
 		c.mu.Unlock()
 		select {
-		case <-done: // if the search has failed, c.failed says so
+		case <-done: // the next round finds the new member, or the pause after a failed search
 		case <-ctx.Done():
 		case <-c.ctx.Done():
 		}
@@ -144,13 +150,13 @@ func (c *cluster) inUse() *member {
 	return c.current
 }
 
-// The method asked records that a call is sent. If etcd has been silent for the duration liveness, a
-// search begins now. Otherwise one begins after that duration, unless the returned timer is stopped.
-// A slow member stays in use (see find).
+// The method asked records that a call is sent. If etcd has been silent for the duration liveness,
+// a search begins now. Otherwise one begins after that duration, unless the caller stops the
+// returned timer. A search does not replace a member that is only slow: see find.
 func (c *cluster) asked() *time.Timer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.silentLocked()
+	c.noteSilenceLocked()
 	if time.Since(c.silent) >= liveness {
 		c.suspectLocked()
 	}
@@ -161,13 +167,15 @@ func (c *cluster) asked() *time.Timer {
 	})
 }
 
+// suspectLocked begins a search, unless the driver is closed or pauses after a failed search.
 func (c *cluster) suspectLocked() {
 	if c.ctx.Err() == nil && time.Since(c.failed) >= c.rest {
 		c.searchLocked()
 	}
 }
 
-func (c *cluster) silentLocked() {
+// noteSilenceLocked records that etcd has not answered since now, unless it was silent already.
+func (c *cluster) noteSilenceLocked() {
 	if c.silent.IsZero() {
 		c.silent = time.Now()
 	}
@@ -177,11 +185,10 @@ func (c *cluster) silentLocked() {
 // silent. The driver gives up m if m's connection has failed, if m has no leader, or if m refuses
 // the password.
 func (c *cluster) answered(m *member, err error) {
-	// Keep a member that answers that a request timed out. If it were given up, the calls of all
-	// other callers would fail.
-	leave := isUnavailable(err) && !is(err, rpctypes.ErrTimeout) || isRefused(err)
-
-	if leave {
+	// ErrTimeout also counts as unavailable, but it is the member's own answer. If that member were
+	// given up, the calls of all other callers would fail.
+	hasFailed := isUnavailable(err) && !is(err, rpctypes.ErrTimeout)
+	if hasFailed || isRefused(err) {
 		c.lose(m)
 		return
 	}
@@ -192,13 +199,14 @@ func (c *cluster) answered(m *member, err error) {
 	}
 }
 
-// lose gives up m, and closes it, if it is in use. After the end of c.ctx, close does that.
+// lose gives up m and closes it, if m is the member in use. After the end of c.ctx, the method
+// close does that.
 func (c *cluster) lose(m *member) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m == c.current && c.ctx.Err() == nil {
 		c.current = nil
-		c.silentLocked()
+		c.noteSilenceLocked()
 		c.wg.Go(m.close)
 	}
 }
@@ -211,7 +219,8 @@ func (c *cluster) silence() (time.Time, error) {
 	return c.silent, c.err
 }
 
-// searchLocked begins a search, unless one runs. The end of the search closes the returned channel.
+// searchLocked begins a search, unless one is under way. The returned channel is closed when the
+// search has ended, and its result is in the fields of c.
 func (c *cluster) searchLocked() <-chan struct{} {
 	if c.search != nil {
 		return c.search
@@ -219,7 +228,7 @@ func (c *cluster) searchLocked() <-chan struct{} {
 	old := c.current
 	done := make(chan struct{})
 	c.search = done
-	c.silentLocked()
+	c.noteSilenceLocked()
 	c.wg.Go(func() {
 		m, err := c.find(old)
 		c.mu.Lock()
@@ -230,22 +239,23 @@ func (c *cluster) searchLocked() <-chan struct{} {
 		if err != nil {
 			c.failed = time.Now()
 			c.rest = min(max(2*c.rest, minRest), maxRest)
-			return // the member old stays in use
+			return // the member old, if any, stays in use
 		}
 
 		c.rest = 0
 		c.silent = time.Time{}
 		if m == old {
-			return // if the connection has failed meanwhile, the driver has given up this member
+			return // c.current is old, or nil if lose has given up old during the search
 		}
 
-		// If the connection has ended already, lose has not seen m as the member in use.
+		// The connection of m may have ended already. Then lose did nothing, because m was not in
+		// use yet, so close m here.
 		if m.over.Load() {
 			c.wg.Go(m.close)
 			return
 		}
 		if c.current != nil {
-			c.wg.Go(c.current.close) // the calls to this member fail, with unknown outcomes
+			c.wg.Go(c.current.close) // the calls that this member has not answered fail
 		}
 		c.current = m
 	})
@@ -253,7 +263,8 @@ func (c *cluster) searchLocked() <-chan struct{} {
 	return done
 }
 
-// find returns the member old if it answers, or else the first new member that answers.
+// find returns the member old if it answers, or else the first new member that answers. If none
+// answers in time, it returns the error that says most.
 func (c *cluster) find(old *member) (*member, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.conf.DialTimeout)
 	defer cancel()
@@ -267,7 +278,7 @@ func (c *cluster) find(old *member) (*member, error) {
 
 	// Connect to every endpoint, including that of the member old, because a connection may be dead
 	// although its member lives.
-	found := make(chan *member)
+	found := make(chan *member) // has no room, so that a member is either returned or closed
 	failed := make(chan error, len(c.all))
 	for _, endpoint := range c.all {
 		c.wg.Go(func() {
@@ -280,38 +291,39 @@ func (c *cluster) find(old *member) (*member, error) {
 				case found <- m:
 					return
 				case <-ctx.Done():
-					err = ctx.Err() // another member was faster
+					err = ctx.Err() // another member was faster, or the time has passed
 				}
 			}
 
 			if m != nil {
 				m.close()
 			}
+			// Pass c.ctx, because the end of ctx is reported as a member that did not answer.
 			failed <- explain(c.ctx, endpoint, err)
 		})
 	}
 
-	var first error
+	var cause error // the first error, but rather one that is not a timeout, because it says more
 	for range c.all {
 		select {
 		case m := <-found:
 			return m, nil
 		case err := <-failed:
-			if first == nil || errors.Is(first, os.ErrDeadlineExceeded) {
-				first = err
+			if cause == nil || errors.Is(cause, os.ErrDeadlineExceeded) {
+				cause = err
 			}
 		case <-ctx.Done():
-			return nil, cmp.Or(first, explain(c.ctx, c.all[0], ctx.Err()))
+			return nil, cmp.Or(cause, explain(c.ctx, c.all[0], ctx.Err()))
 		}
 	}
 
-	return nil, first
+	return nil, cause
 }
 
 // The method close waits for the goroutines, and ends the connection. The caller has ended c.ctx.
 func (c *cluster) close() {
 	c.mu.Lock()
-	c.mu.Unlock() //lint:ignore SA2001 no goroutine starts from now on
+	c.mu.Unlock() //lint:ignore SA2001 whoever locks mu later sees that c.ctx has ended
 	c.wg.Wait()
 	if m := c.inUse(); m != nil {
 		m.close()
@@ -343,13 +355,12 @@ type member struct {
 	watcher  watcher
 	begun    atomic.Int32 // how many connections the client has made
 	over     atomic.Bool  // the connection has ended, or another one has begun
-
 }
 
-// connect returns a member. If conf has a user, the member is connected already, because etcd has
-// checked the password. Otherwise the member may not be connected yet.
+// connect returns a new member. If c.conf has a user, connect waits until etcd has accepted the
+// password. Otherwise it does not wait for a connection, so the member may not exist.
 func (c *cluster) connect(endpoint string) (*member, error) {
-	conf := c.conf
+	conf := c.conf // a copy, which is changed below
 	if c.certs != nil {
 		config, err := c.certs()
 		if err != nil {
@@ -361,8 +372,10 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	conf.Endpoints = []string{endpoint}
 	m := &member{endpoint: endpoint, cluster: c}
 	m.watcher.m = m
+	// Clip makes append copy the slice, which is shared with concurrent calls of connect.
 	conf.DialOptions = append(slices.Clip(conf.DialOptions), grpc.WithStatsHandler(m))
 	if conf.Username != "" {
+		// Give the password to m.user and not to the etcd client, which would sign in by itself.
 		m.user.name = conf.Username
 		m.user.password = conf.Password
 		conf.Username = ""
@@ -387,9 +400,10 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 }
 
 // HandleConn gives up the member when its connection ends. gRPC may connect again before it reports
-// that end, so the begin of a second connection counts as well. A call on the second connection
-// fails: see call.
+// that end, so the begin of a second connection counts as an end, too. A call on the second
+// connection fails: see the function call.
 func (m *member) HandleConn(_ context.Context, event stats.ConnStats) {
+	// The only event to ignore is the begin of the first connection.
 	if _, ok := event.(*stats.ConnBegin); ok && m.begun.Add(1) == 1 {
 		return
 	}

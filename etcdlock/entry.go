@@ -44,16 +44,26 @@ func entryName(key string, lease int64, shared bool) string {
 	return queueOf(key) + mark + fmt.Sprintf("%016x", lease)
 }
 
+// rivalsOf returns the prefix of the names of those entries that can exclude c. An exclusive claim
+// is excluded by each entry of its key, a shared claim only by the exclusive entries.
+func rivalsOf(c backend.Claim) string {
+	if c.Shared {
+		return queueOf(c.Key) + "x"
+	}
+	return queueOf(c.Key)
+}
+
 // isShared reports whether an entry belongs to a shared claim.
 func isShared(name []byte) bool {
 	return bytes.HasPrefix(name[bytes.LastIndexByte(name, '/')+1:], []byte("s"))
 }
 
-// keyOf returns the key that an entry belongs to.
+// keyOf returns the key that an entry belongs to. The result ok is false if the name is not that of
+// an entry.
 func keyOf(name string) (key string, ok bool) {
-	rest, ok := strings.CutPrefix(name, root)
-	escaped, _, ok2 := strings.Cut(rest, "/")
-	return unescaper.Replace(escaped), ok && ok2
+	rest, hasRoot := strings.CutPrefix(name, root)
+	escaped, _, hasSlash := strings.Cut(rest, "/")
+	return unescaper.Replace(escaped), hasRoot && hasSlash
 }
 
 // newEntry returns the entry for the claim c under the lease l. The entry's revisions are 0.
@@ -98,12 +108,14 @@ func parseRecord(value []byte) (r record, ok bool) {
 	return r, err == nil
 }
 
-// holders returns how many of a key's entries hold the key. The others wait. The entries must be
-// in the order of their create revisions.
+// holders returns how many of a key's entries hold the key. These are the first ones, and the
+// others wait. The entries must be in the order of their create revisions.
 func holders(kvs []*mvccpb.KeyValue) int {
-	n := slices.IndexFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isShared(kv.Key) })
-	if n < 0 {
-		return len(kvs) // all entries are shared
+	exclusive := slices.IndexFunc(kvs, func(kv *mvccpb.KeyValue) bool { return !isShared(kv.Key) })
+	if exclusive < 0 {
+		return len(kvs) // all entries are shared, so all of them hold the key
 	}
-	return max(n, 1)
+	// The shared entries before the first exclusive one hold the key. If there are none, the
+	// exclusive entry holds the key.
+	return max(exclusive, 1)
 }

@@ -35,7 +35,8 @@ var (
 	errGone = errors.New("the lease has ended")
 )
 
-// noChange is the error of a call that was not sent, or that has changed nothing for another reason.
+// noChange is the error of a call that was not sent, or that has changed nothing for another
+// reason.
 type noChange struct{ error }
 
 func (n *noChange) Unwrap() error { return n.error }
@@ -63,7 +64,7 @@ func is(err error, targets ...error) bool {
 	if errors.As(err, &n) {
 		err = n.error // rpctypes knows an error by its text, which a wrapper changes
 	}
-	known := rpctypes.Error(err)
+	known := rpctypes.Error(err) // the error of etcd that err stands for
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(known, t) })
 }
 
@@ -75,7 +76,8 @@ func isUnsent(err error) bool {
 	return isUnavailable(err) && strings.Contains(status.Convert(err).Message(), "Error while dialing")
 }
 
-// isContextEnd reports whether err says that a context has ended, here or at the server.
+// isContextEnd reports whether err says that a context has ended, here or at the server. A server
+// may report the end of its context with the code Unknown, so that only the text shows it.
 func isContextEnd(err error) bool {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return true
@@ -93,18 +95,19 @@ func isGone(err error) bool {
 	return errors.Is(err, errGone) || is(err, rpctypes.ErrLeaseNotFound)
 }
 
-// explain returns ctx.Err() if ctx has ended, and otherwise err, the error of a call, with advice.
+// explain returns the error to report for err, the error of a call to endpoint. If ctx has ended,
+// that is ctx.Err(). If the lease has ended, it is errGone. For other errors, it says what to do.
 func explain(ctx context.Context, endpoint string, err error) error {
-	if err := ctx.Err(); err != nil {
-		return err
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	if isGone(err) {
 		return errGone
 	}
 	if errors.Is(err, backend.ErrInvalid) {
-		return err
+		return err // its text says what to do already
 	}
-	if isContextEnd(err) {
+	if isContextEnd(err) { // but ctx has not ended, so another time limit has passed
 		return fmt.Errorf("etcd at %s: no answer: %w", shown(endpoint), os.ErrDeadlineExceeded)
 	}
 
@@ -135,7 +138,8 @@ func explain(ctx context.Context, endpoint string, err error) error {
 		hint = "check the host"
 	}
 
-	if text = plain(text); hint != "" {
+	text = plain(text)
+	if hint != "" {
 		text += " (" + hint + ")"
 	}
 	return fmt.Errorf("etcd at %s: %s", shown(endpoint), text)
@@ -143,8 +147,9 @@ func explain(ctx context.Context, endpoint string, err error) error {
 
 // hintTLS returns what to do about the error of a connection with TLS, or "" if there is no advice.
 func hintTLS(text string) string {
-	// If the server speaks no TLS or wants a certificate, it ends the connection. The client may
-	// write before it reads the server's alert.
+	// The server ends the connection if it speaks no TLS, or if it wants a certificate and gets
+	// none. In the second case it sends an alert first, but the client may fail to write before it
+	// reads the alert. So the error may not show which case it is.
 	const ended = "use etcd:// if it speaks no TLS; if it wants a client's certificate, set cert and key"
 	for _, advice := range []struct{ sign, hint string }{
 		{"unknown authority", "name the file of its certificate authority: ca"},

@@ -24,10 +24,10 @@
 // # Cost
 //
 // A lock of a free key takes one transaction. While four are under way, further locks and unlocks
-// wait, and go together in the next one. If the driver has no fresh lease left from an
-// earlier hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one
-// call. A waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes
-// a keep-alive, and one read serves the renewals of up to 100 holds. docs/etcdlock.md lists the cost
+// wait, and go together in the next one. If the driver has no fresh lease left from an earlier
+// hold, the lock also takes a keep-alive, or a call that makes a lease. An unlock takes one call. A
+// waiter takes one transaction, and a release wakes the waiter by an event. A renewal takes a
+// keep-alive, and one read serves the renewals of up to 100 holds. docs/etcdlock.md lists the cost
 // of all calls.
 //
 // # URL
@@ -66,8 +66,8 @@ import (
 	"github.com/hasplock/hasp/backend"
 )
 
-// Read the files in this order: this one, entry.go, hold.go, gather.go, token.go, lease.go, wait.go,
-// watch.go, cluster.go, user.go, beat.go. docs/etcdlock.md says why the protocol is safe.
+// Read the files in this order: this one, entry.go, hold.go, gather.go, token.go, lease.go,
+// wait.go, watch.go, cluster.go, user.go, beat.go. docs/etcdlock.md says why the protocol is safe.
 
 // etcd counts terms in whole seconds. The shortest term is one and a half times its election
 // timeout, rounded up, which is 2 s by default. maxTTL is the longest term that etcd grants.
@@ -151,6 +151,7 @@ type Options struct {
 // Like Open, New asks the etcd for its version, and whether the user may read. It waits for answers
 // for up to 13 s.
 func New(conf clientv3.Config, o *Options) (*hasp.Client, error) {
+	// The search for a member takes up to signInTime. The questions to that member have the rest.
 	ctx, cancel := context.WithTimeout(cmp.Or(conf.Context, context.Background()), signInTime+searchTime)
 	defer cancel()
 	o = cmp.Or(o, &Options{})
@@ -175,7 +176,8 @@ func NewDriver(conf clientv3.Config, o *Options) (backend.Driver, error) {
 // live longer than certificates.
 type certificates func() (*tls.Config, error)
 
-// connect returns a driver for an etcd that has answered. If certs is nil, conf has the certificates.
+// connect returns a driver for an etcd that has answered. If certs is nil, conf has the
+// certificates.
 func connect(
 	ctx context.Context, conf clientv3.Config, o *Options, certs certificates,
 ) (*driver, error) {
@@ -190,6 +192,8 @@ func connect(
 	return d, nil
 }
 
+// newDriver returns a driver that has not asked the etcd yet, or an error if conf or o is invalid.
+// If certs is nil, conf has the certificates.
 func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, error) {
 	if len(conf.Endpoints) == 0 {
 		return nil, invalid("conf has no endpoints")
@@ -224,8 +228,8 @@ func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, e
 	return d, nil
 }
 
-// tick prunes the pool and the watches, and while callers wait, checks that etcd answers. It ends
-// with the driver.
+// tick prunes the pool and the watches once a second. While callers wait, it also makes one of them
+// read, which checks that etcd answers. It returns when the driver is closed.
 func (d *driver) tick() {
 	for d.cluster.ctx.Err() == nil {
 		d.wakeOne()
@@ -251,15 +255,16 @@ func settings(conf clientv3.Config) clientv3.Config {
 	first := grpc.WithChainUnaryInterceptor(failFast)
 	conf.DialOptions = append([]grpc.DialOption{first}, conf.DialOptions...)
 
-	conf.DialTimeout = searchTime
+	conf.DialTimeout = searchTime // also bounds a search: see find
 	if conf.Username != "" {
 		conf.DialTimeout = signInTime
 	}
 	return conf
 }
 
-// failFast makes a call fail at once if there is no connection. By default, a call waits for a
-// connection. If the call timed out meanwhile, the driver could not know that it was not sent.
+// failFast is an interceptor that makes a call fail at once if there is no connection. By default,
+// the etcd client lets a call wait for a connection. If the call times out in that wait, its error
+// does not say that the call was not sent.
 func failFast(
 	ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
@@ -320,7 +325,7 @@ func (d *driver) Close() error {
 	d.shut()
 	d.pool.prune(0)
 
-	// Wait until the Waits that end now, and the pool, have revoked their leases.
+	// Wait until the leases of the pool, and of the Waits that end now, have been revoked.
 	for end := time.Now().Add(closing); d.active.Load() > 0 && time.Now().Before(end); {
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -11,8 +11,8 @@ import (
 )
 
 // gather sends the changes of concurrent callers together. While maxFlights transactions are under
-// way, further changes wait. Then they go as the parts of one transaction. etcd writes a transaction
-// to its log as one entry, whatever the number of its parts.
+// way, further changes wait. Then they go as the parts of one transaction. etcd writes a
+// transaction to its log as one entry, whatever the number of its parts.
 type gather struct {
 	d *driver
 
@@ -43,7 +43,8 @@ type change struct {
 	err    error
 }
 
-// do makes a change. If ctx ends first, the outcome is unknown, unless the change was not sent.
+// do makes a change, and returns etcd's answer. If c.ctx ends or the driver is closed before that,
+// the outcome is unknown, unless the error is a noChange.
 func (g *gather) do(c *change) (txnAnswer, error) {
 	if g.begin(c) {
 		defer g.end()
@@ -59,7 +60,8 @@ func (g *gather) do(c *change) (txnAnswer, error) {
 	}
 }
 
-// begin reports whether the caller sends the change itself. Otherwise the change waits.
+// begin starts a flight and returns true, if fewer than maxFlights are under way. Then the caller
+// sends the change itself, and calls end. Otherwise begin lets the change wait, and returns false.
 func (g *gather) begin(c *change) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -72,7 +74,8 @@ func (g *gather) begin(c *change) bool {
 	return false
 }
 
-// end gives up the flight of a caller. If changes wait, a goroutine takes the flight over.
+// end ends the flight of a caller that has sent its change. If changes wait, a goroutine goes on
+// with the flight.
 func (g *gather) end() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -87,18 +90,19 @@ func (g *gather) alone(c *change) (txnAnswer, error) {
 	return g.d.txn(c.ctx, c.conds, c.then, c.otherwise...)
 }
 
-// leave takes a change out of those that wait, and returns the error of its caller.
+// leave gives up a change whose caller does not wait any longer, and returns that caller's error:
+// err, or a noChange if no flight has taken the change yet.
 func (g *gather) leave(c *change, err error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if c.sent {
 		return err
 	}
-	c.sent = true // no flight takes it from now on
+	c.sent = true // no flight takes it from now on: see next
 	return &noChange{err}
 }
 
-// fly sends what waits, until nothing does.
+// fly sends the changes that wait, until none waits.
 func (g *gather) fly() {
 	for batch := g.next(); len(batch) > 0; batch = g.next() {
 		g.send(batch)
@@ -116,7 +120,7 @@ func (g *gather) next() (batch []*change) {
 	var rest []*change
 	for _, c := range g.waiting {
 		switch {
-		case c.sent: // its caller has left
+		case c.sent: // drop it, because its caller has left
 		case len(batch) == maxTogether, keys[c.key]:
 			rest = append(rest, c)
 		default:
@@ -133,7 +137,8 @@ func (g *gather) next() (batch []*change) {
 	return batch
 }
 
-// send makes the changes in one transaction. A single one has the context of its caller.
+// send makes the changes in one transaction, and reports the outcomes to their callers. A single
+// change is sent under the context of its caller.
 func (g *gather) send(batch []*change) {
 	if len(batch) == 1 {
 		c := batch[0]
@@ -150,8 +155,9 @@ func (g *gather) send(batch []*change) {
 	}
 	r, err := g.d.txn(ctx, nil, parts)
 	if isGone(err) || backend.Definite(err) {
-		// etcd has refused all changes because of one, or because they are too large together. They
-		// go at the same time: over a slow link, one after another, the last ones would be too late.
+		// etcd has refused all changes because of one, for example because its lease has ended, or
+		// because they are too large together. So send each change alone. Send them at the same
+		// time, because one after another, the last ones might be too late over a slow link.
 		var wg sync.WaitGroup
 		for _, c := range batch {
 			wg.Go(func() { g.send([]*change{c}) })
@@ -161,7 +167,8 @@ func (g *gather) send(batch []*change) {
 	}
 
 	for i, c := range batch {
-		if c.err = err; err == nil {
+		c.err = err
+		if err == nil {
 			part := r.Responses[i].GetResponseTxn()
 			part.Header = r.Header // etcd leaves most of the part's own header empty
 			c.answer = txnAnswer{(*clientv3.TxnResponse)(part), r.m}
@@ -171,12 +178,12 @@ func (g *gather) send(batch []*change) {
 	}
 }
 
-// deadline returns the time at which the last of the callers leaves.
+// deadline returns the time until which the last of the callers waits for its change.
 func deadline(batch []*change) (last time.Time) {
 	for _, c := range batch {
 		end, ok := c.ctx.Deadline()
 		if !ok {
-			end = time.Now().Add(maxTTL)
+			end = time.Now().Add(maxTTL) // the caller sets no limit, and no call takes this long
 		}
 		if end.After(last) {
 			last = end

@@ -22,8 +22,8 @@ type hold struct {
 	lease   *lease
 	granted time.Time
 
-	// True if the hold is released, lost or maybe moved. Only the call that sets this flag may end or
-	// reuse the lease. After doubt, that is settle.
+	// True if the hold is released, lost or maybe moved. Only the call that sets this flag may end
+	// or reuse the lease. If doubt has set it, only settle may end the lease.
 	over atomic.Bool
 
 	mu     sync.Mutex // guards others and ended
@@ -93,20 +93,18 @@ func (d *driver) acquire(
 ) (backend.Grant, error) {
 	// Part of the term of a pooled lease has passed. If that part is small, and the hold will be
 	// renewed, go on. Otherwise begin the term anew by a keep-alive, at the same time as the put.
-	var renewed chan beat
+	// A new lease needs none: it was made after called, so its age is not positive.
+	var beats chan beat // gets the keep-alive; nil if none is sent
 	age := called - time.Duration(l.began.Load())
 	isYoung := c.Renewed && age < min(c.TTL/10, maxAge)
 	if age > 0 && !isYoung {
-		renewed = make(chan beat, 1)
-		go func() { renewed <- d.cluster.beat(ctx, l.id) }()
+		beats = make(chan beat, 1)
+		go func() { beats <- d.cluster.beat(ctx, l.id) }()
 	}
 
 	entry := newEntry(c, l, time.Now())
-	rivals := queueOf(c.Key)
-	if c.Shared {
-		rivals += "x"
-	}
-	isFree := clientv3.Compare(clientv3.CreateRevision(rivals), "=", 0).WithPrefix()
+	// The key is free for c if no name with this prefix exists.
+	isFree := clientv3.Compare(clientv3.CreateRevision(rivalsOf(c)), "=", 0).WithPrefix()
 	r, err := d.changes.do(&change{
 		ctx:       ctx,
 		key:       c.Key,
@@ -115,26 +113,28 @@ func (d *driver) acquire(
 		otherwise: []clientv3.Op{clientv3.OpGet(queueOf(c.Key), clientv3.WithFirstCreate()...)},
 	})
 
-	var late error
-	if renewed != nil && err == nil && r.Succeeded {
-		b := <-renewed
-		b.began = called // the put may have come before the keep-alive, and proves no later moment
-		late = b.outcome(l, r)
+	isPut := err == nil && r.Succeeded
+	var beatErr error
+	if isPut && beats != nil {
+		b := <-beats
+		// The put may have come before the keep-alive. So count the term only from called on.
+		b.began = called
+		beatErr = b.outcome(l, r)
 	}
 
 	isUnknown := err != nil && !unchanged(err)
-	isDoubtful := err == nil && r.Succeeded && late != nil
 	switch {
 	case isGone(err):
 		return backend.Grant{}, errGone
-	case isUnknown, isDoubtful:
-		// End the lease, because it may hold the key, but perhaps not for the whole term.
+	case isUnknown, beatErr != nil:
+		// The entry is there, or it may be. If a keep-alive has failed, the lease may end too
+		// early. In both cases end the lease, and thereby the entry.
 		d.bury(l)
-		return backend.Grant{}, errors.Join(err, late)
-	case err != nil:
+		return backend.Grant{}, errors.Join(err, beatErr) // only one of them is not nil
+	case err != nil: // the put was certainly not carried out
 		d.pool.give(l)
 		return backend.Grant{}, err
-	case !r.Succeeded:
+	case !isPut: // the key is taken
 		d.pool.give(l)
 		return backend.Grant{}, refusal(r.Responses[0].GetResponseRange().Kvs)
 	}
@@ -144,37 +144,44 @@ func (d *driver) acquire(
 	return d.newHold(c, entry, l).grant(c, c.TTL), nil
 }
 
-// refusal returns the HeldError of a queue whose first entry is in kvs.
+// refusal returns the HeldError for a queue that begins with kvs. If kvs is empty, because the
+// holder is not known, the error names none.
 func refusal(kvs []*mvccpb.KeyValue) error {
 	he := &backend.HeldError{}
 	if len(kvs) > 0 {
 		r, _ := parseRecord(kvs[0].Value)
-		he.Owner, he.Shared = r.owner, isShared(kvs[0].Key)
+		he.Owner = r.owner
+		he.Shared = isShared(kvs[0].Key)
 	}
 	return he
 }
 
 // Renew begins the terms of the leases anew, and reads the entries (see prove). If a hold needs a
-// longer term than its lease has, Renew moves the hold to another lease.
+// longer term than its lease has, Renew moves the hold to another lease. It calls the function done
+// once for each claim, with the claim's index.
 func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	var open []*renewal
+	var renewals []*renewal
 	var others []int // the indexes of the claims to renew by the token or by a move
 	for i, c := range cs {
-		h := d.ownHold(c)
 		if err := d.check(ctx, c); err != nil {
 			done(i, backend.Grant{}, err)
-		} else if h == nil || h.over.Load() || seconds(c.TTL) > h.lease.ttl {
+			continue
+		}
+		h := d.ownHold(c)
+		if h == nil || h.over.Load() || seconds(c.TTL) > h.lease.ttl {
 			others = append(others, i)
 		} else {
-			open = append(open, &renewal{i: i, h: h})
+			renewals = append(renewals, &renewal{i: i, h: h})
 		}
 	}
 
-	d.prove(ctx, open, func(r *renewal, err error) {
+	d.prove(ctx, renewals, func(r *renewal, err error) {
 		if errors.Is(err, errGone) {
+			// The hold may not be lost, but moved by another driver. renewOther finds it by its
+			// token.
 			others = append(others, r.i)
 		} else {
-			done(r.i, backend.Grant{}, err)
+			done(r.i, backend.Grant{}, err) // without an error, the zero Grant means the whole TTL
 		}
 	})
 
@@ -196,56 +203,62 @@ type renewal struct {
 	err      error     // the error of the read
 }
 
-// prove sends keep-alives for the leases of holds, then reads the entries, and calls the function
-// done for each hold, with errGone if the hold is lost. If a keep-alive has no answer in half of
-// the time that ctx leaves, that renewal fails, so that the other renewals need not wait for it.
-// The read may still show that its hold is lost.
-func (d *driver) prove(ctx context.Context, open []*renewal, done func(*renewal, error)) {
-	d.beatAndRead(ctx, open)
+// prove sends keep-alives for the leases of holds, then reads the entries. It calls the function
+// done for each hold: with nil if the lease's term has begun anew, with errGone if the hold is lost
+// or another driver has moved it, and with another error if the outcome is unknown.
+func (d *driver) prove(ctx context.Context, renewals []*renewal, done func(*renewal, error)) {
+	d.beatAndRead(ctx, renewals)
 
-	// The member may have been given up between the keep-alives and the read.
+	// Another member may have come into use between a keep-alive and the read. Answers of two
+	// members prove nothing together, so ask once more.
 	isSplit := func(r *renewal) bool {
 		answered := r.beat.err == nil && r.err == nil
 		return answered && r.beat.m != r.read.m
 	}
-	if slices.ContainsFunc(open, isSplit) {
-		d.beatAndRead(ctx, open)
+	if slices.ContainsFunc(renewals, isSplit) {
+		d.beatAndRead(ctx, renewals)
 	}
-	for _, r := range open {
+	for _, r := range renewals {
 		done(r, r.outcome())
 	}
 }
 
-func (d *driver) beatAndRead(ctx context.Context, open []*renewal) {
-	within, cancel := ctx, context.CancelFunc(func() {})
+// beatAndRead sends the keep-alives, waits for the answers, then reads the entries. The keep-alives
+// have half of the time that ctx leaves, so that time for the read is left if one has no answer.
+// Then that renewal fails, but the read may still show that its hold is lost.
+func (d *driver) beatAndRead(ctx context.Context, renewals []*renewal) {
+	within := ctx // for the keep-alives
 	if end, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
 		within, cancel = context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
 	}
 	var wg sync.WaitGroup
-	for _, r := range open {
+	for _, r := range renewals {
 		wg.Go(func() { r.beat = d.cluster.beat(within, r.h.lease.id) })
 	}
 	wg.Wait()
-	cancel()
-	d.read(ctx, open)
+	d.read(ctx, renewals)
 }
 
 // maxReads is how many entries one transaction reads. etcd allows 128 operations in a transaction,
 // and requests of up to 1.5 MiB.
 const maxReads = 100
 
-// The method read fetches the entries of the holds in the slice open.
-func (d *driver) read(ctx context.Context, open []*renewal) {
+// The method read reads the entries of the holds, and sets the fields attached, read and err of
+// their renewals.
+func (d *driver) read(ctx context.Context, renewals []*renewal) {
 	var wg sync.WaitGroup
-	for some := range slices.Chunk(open, maxReads) {
+	for batch := range slices.Chunk(renewals, maxReads) {
 		wg.Go(func() {
 			var reads []clientv3.Op
-			for _, r := range some {
+			for _, r := range batch {
 				reads = append(reads, clientv3.OpGet(string(r.h.entry.Key)))
 			}
 			res, err := d.txn(ctx, nil, reads)
-			for i, r := range some {
-				if r.err = err; err == nil {
+			for i, r := range batch {
+				r.err = err
+				if err == nil {
 					kvs := res.Responses[i].GetResponseRange().Kvs
 					r.attached = isUnder(kvs, r.h.entry, r.h.lease)
 					r.read = res
@@ -265,10 +278,13 @@ func isUnder(kvs []*mvccpb.KeyValue, entry *mvccpb.KeyValue, l *lease) bool {
 	return kvs[0].CreateRevision == entry.CreateRevision && kvs[0].Lease == l.id
 }
 
-// outcome returns errGone if the lease has ended, or the entry is not under the lease any more. In
-// both cases the hold is lost, unless another driver has moved the entry.
+// outcome returns nil if the lease's term has begun anew. It abandons the hold and returns errGone
+// if the lease has ended, or the entry is not under the lease any more. Then the hold is lost,
+// unless another driver has moved the entry. Otherwise the outcome is unknown.
 func (r *renewal) outcome() error {
-	if r.err == nil && !r.attached || r.beat.err == nil && r.beat.ttl <= 0 {
+	leaseEnded := r.beat.err == nil && r.beat.ttl <= 0
+	entryGone := r.err == nil && !r.attached
+	if leaseEnded || entryGone {
 		r.h.abandon()
 		return errGone
 	}
@@ -286,11 +302,12 @@ func (h *hold) abandon() {
 	}
 }
 
-// The method doubt records that h's entry may be under h.lease or the argument other. Unless h has
-// ended, both leases live on. The next renewal or release changes the entry and calls settle.
+// The method doubt is called after a move of unknown outcome from h.lease to the lease other. The
+// entry may be under either lease, so unless h has ended, both leases live on. The next renewal or
+// release changes the entry and calls settle. If another driver made the hold, h is nil.
 func (h *hold) doubt(other *lease) {
 	if h == nil {
-		return // the new lease serves the hold, or ends by itself
+		return // nothing renews the lease other until a later call finds the entry under it
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -298,14 +315,17 @@ func (h *hold) doubt(other *lease) {
 	switch {
 	case !h.ended:
 		h.others = append(h.others, h.lease, other)
-	case other != h.lease: // because a Release may have given h.lease back to the pool, another hold may use it
+	case other != h.lease:
+		// The entry is gone, so end the lease other. Leave h.lease alone: a Release may have given
+		// it back to the pool, and another hold may use it.
 		h.d.bury(other)
 	}
 }
 
-// The method settle ends the leases of h that no entry uses; h may be nil. It is called after the
-// entry was moved to another lease, or removed. So a put of h that arrives late has no effect,
-// because the entry has changed, or the lease of the put has ended.
+// The method settle ends the leases that h's entry was or may have been under. It is called after
+// the entry was moved to another lease, or removed. If it was removed, ended is true. After that, a
+// put of h that arrives late has no effect, because the entry has changed, or the lease of the put
+// has ended. If h is nil, settle does nothing.
 func (h *hold) settle(ended bool) {
 	if h == nil {
 		return
@@ -326,24 +346,29 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 		return errClosed
 	}
 	if c.Shared {
-		c.KeepUntil = time.Time{}
+		c.KeepUntil = time.Time{} // has no effect on a shared hold
 	}
 	h := d.ownHold(c)
-	if h == nil || c.KeepUntil.After(time.Now()) || h.over.Swap(true) {
+	if h == nil || c.KeepUntil.After(time.Now()) {
+		return d.releaseByToken(ctx, c)
+	}
+	if h.over.Swap(true) { // it was set already, so the entry may be gone or under another lease
 		return d.releaseByToken(ctx, c)
 	}
 
-	// Because h.over is true now, no other call gives the lease back to the pool.
+	// This call has set h.over, so no other call gives the lease back to the pool.
 	_, err := d.change(ctx, h.entry, clientv3.OpDelete(string(h.entry.Key)))
 	if err == nil {
-		h.settle(true) // a move may have begun meanwhile
+		// A move may have begun meanwhile, and have left leases in h.others. If settle ends h.lease
+		// as one of them, give does not reuse it.
+		h.settle(true)
 		d.pool.give(h.lease)
 		return nil
 	}
 
-	d.bury(h.lease)
+	d.bury(h.lease) // must not be reused, because the entry may still be under it
 	if errors.Is(err, errGone) {
-		return d.releaseByToken(ctx, c) // the entry was moved to another lease, or removed
+		return d.releaseByToken(ctx, c) // find the entry, if it was moved and not removed
 	}
 	return err
 }

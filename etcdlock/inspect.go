@@ -28,26 +28,28 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	if err != nil {
 		return backend.Status{}, err
 	}
-	all := []listed{{key: key, kvs: kvs}}
-	if err := d.terms(ctx, all); err != nil {
+	keys := []listed{{key: key, kvs: kvs}}
+	if err := d.terms(ctx, keys); err != nil {
 		return backend.Status{}, err
 	}
-	return all[0].status(), nil
+	return keys[0].status(), nil
 }
 
-// Break removes the entries that hold the key, and ends their leases. The holders learn of the loss
-// at their next renewals.
+// Break removes the entries that held the key when it began, and ends their leases. The holders
+// learn of the loss at their next renewals.
 func (d *driver) Break(ctx context.Context, key string) error {
 	kvs, err := d.entries(ctx, key)
-	held := kvs[:holders(kvs)]
-	if err != nil || len(held) == 0 {
+	n := holders(kvs)
+	if err != nil || n == 0 {
 		return err
 	}
-	last := held[len(held)-1].CreateRevision // later entries belong to waiters
+	last := kvs[n-1].CreateRevision // later entries belong to waiters, also after a holder has left
 	for err == nil && len(kvs) > 0 && kvs[0].CreateRevision <= last {
-		if err = d.evict(ctx, kvs[0]); err == nil {
+		err = d.evict(ctx, kvs[0])
+		switch {
+		case err == nil:
 			kvs = kvs[1:]
-		} else if errors.Is(err, errGone) { // the hold has ended, or moved to another lease
+		case errors.Is(err, errGone): // the hold has ended, or moved to another lease: read again
 			kvs, err = d.entries(ctx, key)
 		}
 	}
@@ -62,37 +64,40 @@ type listed struct {
 	left []time.Duration // the rest of each holder's term; 0 or less if the term has ended
 }
 
-// The method terms asks etcd for the rest of each holder's term, rounded up to seconds.
-func (d *driver) terms(ctx context.Context, all []listed) (failed error) {
+// The method terms asks etcd for the rest of each holder's term, and stores it in the field left,
+// rounded up to seconds. It returns the first error.
+func (d *driver) terms(ctx context.Context, keys []listed) (first error) {
 	var wg sync.WaitGroup
-	room := make(chan struct{}, atOnce)
+	room := make(slots, atOnce)
 	var once sync.Once
-	for i := range all {
-		l := &all[i]
+	for i := range keys {
+		l := &keys[i]
 		l.left = make([]time.Duration, min(holders(l.kvs), maxShown))
 		for n := range l.left {
 			room <- struct{}{}
 			wg.Go(func() {
-				defer func() { <-room }()
+				defer room.give()
 				r, err := d.timeToLive(ctx, l.kvs[n].Lease)
 				switch {
 				case err == nil && r.GrantedTTL > 0:
-					// Add 1, because etcd rounds down. Return at least 1, because a lease outlives
+					// Add 1, because etcd rounds down. Store at least 1, because a lease outlives
 					// its term until etcd notices the end.
 					l.left[n] = time.Duration(max(min(r.TTL+1, r.GrantedTTL), 1)) * time.Second
 				case err != nil && !isGone(err):
-					once.Do(func() { failed = err })
+					once.Do(func() { first = err })
 				}
+				// Otherwise the lease has ended, and the rest stays 0.
 			})
 		}
 	}
 
 	wg.Wait()
-	return failed
+	return first
 }
 
 // status returns what Inspect and List report. It skips a holder whose lease has ended, because
-// that holder's entry was removed after it was read.
+// that holder's entry was removed after it was read. An entry without a lease was written by hand,
+// and holds the key without end. Of several holders, the largest TTL and the largest fence count.
 func (l *listed) status() (st backend.Status) {
 	for n, left := range l.left {
 		kv := l.kvs[n]
@@ -102,7 +107,7 @@ func (l *listed) status() (st backend.Status) {
 		st.Held = true
 		st.TTL = max(st.TTL, left)
 		if kv.Lease == 0 {
-			st.TTL = -1 // the entry was written by hand
+			st.TTL = -1 // no end
 		}
 		r, _ := parseRecord(kv.Value)
 		if r.fenced {
@@ -111,7 +116,8 @@ func (l *listed) status() (st backend.Status) {
 		if isShared(kv.Key) {
 			st.Shared = append(st.Shared, r.owner)
 		} else {
-			st.Owner, st.Since = r.owner, r.since
+			st.Owner = r.owner
+			st.Since = r.since
 		}
 	}
 
@@ -122,8 +128,9 @@ func (l *listed) status() (st backend.Status) {
 	return st
 }
 
-// List yields the keys in the order of their names. It reads 1,000 entries at a time, and
-// asks for the rest of each holder's term.
+// List yields the keys in the order of their names. It reads 1,000 entries at a time, and asks for
+// the rest of each holder's term. The timeout bounds each of these pages. If a page fails, List
+// yields the error and ends.
 func (d *driver) List(
 	ctx context.Context, prefix string, timeout time.Duration,
 ) iter.Seq2[backend.Entry, error] {
@@ -133,10 +140,10 @@ func (d *driver) List(
 		for from != "" {
 			page, next, err := d.page(ctx, from, end, timeout)
 			switch {
-			case ctx.Err() != nil: // even if the page came before anything noticed that
+			case ctx.Err() != nil: // stop even if the page was read nevertheless
 				err = ctx.Err()
-			case isContextEnd(err):
-				err = errNoAnswer // the timeout has passed, but the caller's context has not ended
+			case isContextEnd(err): // only the timeout of this page has passed
+				err = errNoAnswer
 			}
 
 			if err != nil {
@@ -145,6 +152,7 @@ func (d *driver) List(
 			}
 			for i := range page {
 				st := page[i].status()
+				// All entries of an unused key have ended since they were read.
 				isUsed := st.Held || len(st.Waiters) > 0
 				if isUsed && !yield(backend.Entry{Key: page[i].key, Status: st}, nil) {
 					return
@@ -156,8 +164,8 @@ func (d *driver) List(
 	}
 }
 
-// page reads a page of entries, and groups them by key. The result next is the name at which the
-// next page begins, or "" after the last page.
+// page reads a page of entries, groups them by key, and sets their fields left. The result next is
+// the name at which the next page begins, or "" after the last page.
 func (d *driver) page(
 	ctx context.Context, from, end string, timeout time.Duration,
 ) (page []listed, next string, err error) {
@@ -168,9 +176,10 @@ func (d *driver) page(
 		return nil, "", err
 	}
 	for _, kv := range r.Kvs {
-		key, ok := keyOf(string(kv.Key))
-		if _, ours := parseRecord(kv.Value); !ok || !ours {
-			continue
+		key, hasKey := keyOf(string(kv.Key))
+		_, hasRecord := parseRecord(kv.Value)
+		if !hasKey || !hasRecord {
+			continue // another program has written it
 		}
 		if n := len(page); n == 0 || page[n-1].key != key {
 			page = append(page, listed{key: key})
@@ -188,7 +197,9 @@ func (d *driver) page(
 	if r.More {
 		next = string(r.Kvs[len(r.Kvs)-1].Key) + "\x00"
 		if len(page) > 0 {
-			// The last key may have more entries, so read all entries of that key.
+			// The last key may have more entries, so read all entries of that key here, and begin
+			// the next page after them. If foreign names followed that key, next is past it
+			// already.
 			last := &page[len(page)-1]
 			if last.kvs, err = d.entries(ctx, last.key); err != nil {
 				return nil, "", err

@@ -3,7 +3,6 @@ package etcdlock
 import (
 	"context"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,8 +60,8 @@ func (l *lease) isRefused() bool {
 // age returns how much of l's term may have passed.
 func (d *driver) age(l *lease) time.Duration { return d.clock.now() - time.Duration(l.began.Load()) }
 
-// take returns a lease with a term of secs seconds. If the lease comes from the pool, part of the
-// term has passed. The argument now is the present time by the driver's clock.
+// take returns a lease with a term of secs seconds, from the pool if possible. Part of the term of
+// a pooled lease has passed. The argument now is the present time by the driver's clock.
 func (p *pool) take(ctx context.Context, secs int64, now time.Duration) (*lease, error) {
 	if l := p.reuse(secs, now); l != nil {
 		return l, nil
@@ -70,8 +69,9 @@ func (p *pool) take(ctx context.Context, secs int64, now time.Duration) (*lease,
 	return p.grant(ctx, secs)
 }
 
-// reuse returns a lease of the pool, or nil if the pool has none that is not old. A lease is old if
-// less than a third of its term may be left. reuse ends the old leases that it finds.
+// reuse takes leases out of the pool, the last one first, until it finds a young one. It returns
+// that one, or nil if there is none, and ends the others that it has taken out. A lease is young if
+// at least a third of its term is left.
 func (p *pool) reuse(secs int64, now time.Duration) *lease {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,7 +98,7 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 	})
 	if err != nil {
 		if !unchanged(err) {
-			p.d.bury(l)
+			p.d.bury(l) // etcd may have made the lease
 		}
 		return nil, err
 	}
@@ -108,8 +108,8 @@ func (p *pool) grant(ctx context.Context, secs int64) (*lease, error) {
 }
 
 // The method give puts a lease into the pool, or ends it if it must not be reused. The caller knows
-// for certain that the lease has no entry. If the lease is old, take or prune ends it later, because
-// to read the driver's clock here would cost each unlock two system calls.
+// for certain that the lease has no entry. If the lease is old, take or prune ends it later,
+// because to read the driver's clock here would cost each unlock two system calls.
 func (p *pool) give(l *lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,45 +121,50 @@ func (p *pool) give(l *lease) {
 	p.idle[l.asked] = append(p.idle[l.asked], l)
 }
 
-// prune ends the leases that have been in the pool for the given time or longer.
-func (p *pool) prune(unused time.Duration) {
+// prune removes and ends the leases that have been in the pool for the time maxUnused or longer.
+func (p *pool) prune(maxUnused time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for secs, ls := range p.idle {
-		p.idle[secs] = slices.DeleteFunc(ls, func(l *lease) bool {
-			ends := time.Since(l.since) >= unused
-			if ends {
+	for secs, leases := range p.idle {
+		var stay []*lease
+		for _, l := range leases {
+			if time.Since(l.since) < maxUnused {
+				stay = append(stay, l)
+			} else {
 				p.d.bury(l)
 			}
-			return ends
-		})
-		if len(p.idle[secs]) == 0 {
+		}
+
+		p.idle[secs] = stay
+		if len(stay) == 0 {
 			delete(p.idle, secs)
 		}
 	}
 }
 
-// bury starts a goroutine that ends a lease, which must not be used again.
+// bury marks a lease as one that must not be used again, and starts a goroutine that ends it. The
+// goroutine tries again, after ever longer pauses, until the lease has ended or end gives up.
 func (d *driver) bury(l *lease) {
 	l.doubtful.Store(true)
 	d.active.Add(1)
 	d.cluster.spawn(func() {
 		defer d.active.Add(-1)
-		for p := 50 * time.Millisecond; !d.end(l); p = min(2*p, time.Second) {
-			pause(d.cluster.ctx, p)
+		for rest := 50 * time.Millisecond; !d.end(l); rest = min(2*rest, time.Second) {
+			pause(d.cluster.ctx, rest)
 		}
 	})
 }
 
-// buryForeign ends the lease with this id, which any driver has made. The term of the lease is not
-// known. With a term of 1 s, the method end gives up after 12 s.
+// buryForeign ends the lease with this id, which any driver may have made. The term of the lease is
+// not known here. The term of 1 s makes the method end give up after 12 s.
 func (d *driver) buryForeign(id int64) {
 	l := &lease{id: id, ttl: 1}
 	l.began.Store(int64(d.clock.now()))
 	d.bury(l)
 }
 
-// The method end tries to revoke a lease. It returns false if the caller must try again.
+// The method end tries once to revoke a lease. It returns true if the lease has ended, or if it is
+// no use to try again, and false if the caller must try again.
 func (d *driver) end(l *lease) bool {
 	if d.burials.take(d.cluster.ctx) != nil {
 		return true // the driver is closed, so the lease ends with its term
@@ -170,8 +175,8 @@ func (d *driver) end(l *lease) bool {
 	defer cancel()
 	err := d.revoke(ctx, l.id)
 
-	// A new leader begins all terms anew, so a lease may outlive its term. Give up only long after
-	// the term.
+	// Long after its term, the lease has ended by itself. A new leader begins all terms anew, so a
+	// lease may outlive its term: wait for two terms and 10 s.
 	isOld := d.age(l) > 2*l.term()+10*time.Second
 	hasEnded := err == nil || isGone(err)
 	return hasEnded || isOld || d.cluster.ctx.Err() != nil

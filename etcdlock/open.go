@@ -53,6 +53,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Check the files now, and read them again for each connection.
 	if conf.TLS, err = tlsConfig(conf, c.Params); err != nil {
 		return nil, err
 	}
@@ -64,8 +65,9 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return connect(ctx, conf, o, certs)
 }
 
-// probe checks the version of etcd, the user, and whether the user may read. It refuses etcd's
-// grpc-proxy, which delays keep-alives by a schedule of its own.
+// probe returns an error if etcd does not answer, its version is too old, it ignores the password,
+// or the user may not read. It refuses etcd's grpc-proxy, which delays keep-alives by a schedule of
+// its own.
 func (d *driver) probe(ctx context.Context) error {
 	conf := &d.cluster.conf
 	_, err := call(ctx, d.cluster, func(m *member) (any, error) {
@@ -74,10 +76,10 @@ func (d *driver) probe(ctx context.Context) error {
 		case err == nil:
 			err = checkVersion(r.Version, conf.Username != "")
 		case is(err, rpctypes.ErrPermissionDenied):
-			err = nil // newer versions require a right for this request
+			err = nil // only versions that are new enough require a right for this request
 		}
 
-		token := m.user.token.Load()
+		token := m.user.token.Load() // nil if conf has no user
 		if err == nil && token != nil && *token == "" {
 			err = invalid("etcd has authentication switched off, so it ignores the password: " +
 				"remove user and password from the URL, or run etcdctl auth enable")
@@ -86,31 +88,39 @@ func (d *driver) probe(ctx context.Context) error {
 	})
 
 	if err == nil {
-		_, err = d.entries(ctx, "probe")
+		_, err = d.entries(ctx, "probe") // fails if the user may not read
 	}
 	if err != nil {
 		return err
 	}
+
+	// Send a keep-alive for a lease that does not exist. A member answers it with 0, and the proxy
+	// with a number below 0.
 	b := d.cluster.beat(ctx, rand.Int64N(1<<62)+1)
-	if b.err == nil && b.ttl < 0 { // a member returns 0 for a lease that does not exist
+	if b.err == nil && b.ttl < 0 {
 		return invalid("that is etcd's grpc-proxy, which delays keep-alives: name the members of the etcd")
 	}
 	return b.err
 }
 
-// checkVersion refuses versions that the driver cannot use. It refuses etcd 3.4 only if there is a
-// user, whose expired token the client could not replace.
+// checkVersion refuses versions that the driver cannot use. etcd 3.4 is not supported, but it works
+// without a user. With a user, the client could not replace a token that has expired.
 func checkVersion(version string, user bool) error {
+	oldest := 4 // of the versions 3.x
+	if user {
+		oldest = 5
+	}
 	var major, minor int
 	_, err := fmt.Sscanf(version, "%d.%d.", &major, &minor)
-	if err != nil || major < 3 || major == 3 && (minor < 4 || minor < 5 && user) {
+	if err != nil || major < 3 || major == 3 && minor < oldest {
 		return invalid("etcd has version %q: want 3.5 or later", version)
 	}
 	return nil
 }
 
-// parse returns the settings that a node names. Its errors do not repeat the node, which
-// may contain a password.
+// parse returns the settings in a node of the form etcd://user:password@host:port,host:port. The
+// user and the ports may be missing. The errors do not repeat the node, which may contain a
+// password.
 func parse(node string) (conf clientv3.Config, err error) {
 	scheme, rest, _ := strings.Cut(node, "://")
 	if scheme != "etcd" && scheme != "etcds" {
@@ -122,11 +132,11 @@ func parse(node string) (conf clientv3.Config, err error) {
 	if i := strings.LastIndex(rest, "@"); i >= 0 {
 		hosts = rest[i+1:]
 		user, password, _ := strings.Cut(rest[:i], ":")
-		var err1, err2 error
-		conf.Username, err1 = url.PathUnescape(user)
-		conf.Password, err2 = url.PathUnescape(password)
+		var userErr, passwordErr error
+		conf.Username, userErr = url.PathUnescape(user)
+		conf.Password, passwordErr = url.PathUnescape(password)
 		switch {
-		case err1 != nil || err2 != nil:
+		case userErr != nil || passwordErr != nil:
 			return conf, invalid("node: user or password is not percent-encoded as in a URL: write %%25 for %%")
 		case conf.Username == "" || conf.Password == "":
 			return conf, invalid("node: a user without a password, or the reverse: want %s", form)
@@ -146,8 +156,9 @@ func parse(node string) (conf clientv3.Config, err error) {
 			return conf, invalid("node: an empty host: want %s", form)
 		}
 		name, port, err := net.SplitHostPort(host)
-		if err != nil {
-			name, port = strings.Trim(host, "[]"), defaultPort
+		if err != nil { // the host has no port
+			name = strings.Trim(host, "[]")
+			port = defaultPort
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || name == "" {
 			return conf, invalid("node: a host or a port is wrong: want %s", form)

@@ -14,13 +14,14 @@ import (
 // This file contains the calls that find a hold by its token, because another driver made the hold,
 // or the hold's state is not known. It also contains the calls that move a hold to another lease.
 
-// renewOther moves a hold to a new lease, because the hold needs a longer term than its lease has,
-// or this driver does not know the hold's lease.
+// renewOther renews a hold that needs a longer term than its lease has, or whose lease is not known
+// to this driver. It moves the hold to a new lease. If no entry with c's token holds the key, the
+// error is ErrLost.
 func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	h := d.ownHold(c)
 	for {
 		var kv *mvccpb.KeyValue
-		known := h != nil && !h.over.Load()
+		known := h != nil && !h.over.Load() // the entry is h.entry, as far as this driver knows
 		if known {
 			kv = h.entry
 		} else {
@@ -29,7 +30,7 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 				return backend.Grant{}, err
 			}
 			if !holds {
-				return backend.Grant{}, backend.ErrLost
+				return backend.Grant{}, backend.ErrLost // the entry is that of a waiter
 			}
 			kv = found
 		}
@@ -37,10 +38,11 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 		g, err := d.move(ctx, c, h, kv)
 		switch {
 		case errors.Is(err, errGone) && known:
-			h.doubt(h.lease)
-		case errors.Is(err, errGone): // try again, because the entry has changed since it was read
+			h.doubt(h.lease) // sets h.over, so that the next round finds the entry by its token
+		case errors.Is(err, errGone): // find it again, because it has changed since it was read
 		case errors.Is(err, errNoSpace) && known:
-			// Renew the present lease, because etcd has no space to move the hold to another one.
+			// etcd has no space to move the hold, so renew its present lease. If the hold is gone
+			// from that lease, prove sets h.over, and the next round finds the entry by its token.
 			d.prove(ctx, []*renewal{{h: h}}, func(_ *renewal, e error) { err = e })
 			if !errors.Is(err, errGone) {
 				return h.grant(c, min(c.TTL, h.lease.term())), err
@@ -51,13 +53,15 @@ func (d *driver) renewOther(ctx context.Context, c backend.Claim) (backend.Grant
 	}
 }
 
-// move puts a hold under a new lease with the whole term. If another driver made the hold, h is
-// nil. If the entry has changed since it was read as kv, move returns errGone.
+// move puts the hold with the entry kv under a new lease with the whole term, and returns a grant
+// with a new Handle. If another driver made the hold, h is nil. Otherwise h is the old Handle. If
+// the entry has changed since it was read as kv, move returns errGone.
 func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.KeyValue) (backend.Grant, error) {
 	secs := seconds(c.TTL)
 	if h == nil || kv != h.entry {
-		// The present lease may have a longer term than c.TTL, and a renewal never shortens a term. Take
-		// the whole of that term, because a leader that was deposed may report a rest that is too short.
+		// The entry was found by its token, so its lease is not known. It may have a longer term
+		// than c.TTL, and a renewal never shortens a term. Take the whole term of that lease and
+		// not only the rest, because a leader that was deposed may report a rest that is too short.
 		r, err := d.timeToLive(ctx, kv.Lease)
 		if err != nil {
 			return backend.Grant{}, err
@@ -69,29 +73,31 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 	if err != nil {
 		return backend.Grant{}, &noChange{err} // the hold is as it was
 	}
-	// The entry of a waiter has no time since. Without h, the time of the move is the best that is
-	// known of the grant.
+
+	// A hold that was waited for has an entry without the time of its grant, so write that time
+	// now. If it is not known because h is nil, take the present time.
 	granted := time.Now()
-	value := kv.Value
 	if h != nil {
 		granted = h.granted
 	}
+	value := kv.Value
 	if r, ok := parseRecord(value); ok && r.since.IsZero() {
 		r.since = granted
 		value = r.encode()
 	}
+
 	moved, err := d.rewrite(ctx, kv, value, l.id)
 	switch {
-	case err != nil && unchanged(err):
+	case err != nil && unchanged(err): // the new lease has no entry
 		d.pool.give(l)
 		return backend.Grant{}, err
-	case err != nil:
+	case err != nil: // the entry may be under either lease
 		h.doubt(l)
 		return backend.Grant{}, err
 	}
 
-	// End the old lease, which must not be reused because its number is in the entry's name. If it is
-	// the hold's own, settle ends it.
+	// End the old lease. It must not be reused, because its number is in the name of the entry,
+	// which still exists. If the old lease is h.lease, settle ends it.
 	if h == nil || kv.Lease != h.lease.id {
 		d.buryForeign(kv.Lease)
 	}
@@ -103,31 +109,37 @@ func (d *driver) move(ctx context.Context, c backend.Claim, h *hold, kv *mvccpb.
 
 // rewrite puts an entry again, with another value and another lease, and returns the new entry. The
 // new entry has the same name and create revision, and therefore the same place and fence. rewrite
-// returns errGone if the entry has changed since it was read.
+// returns errGone if the entry has changed since it was read as kv. After other errors, the put may
+// have been carried out, unless unchanged(err) is true.
 func (d *driver) rewrite(
 	ctx context.Context, kv *mvccpb.KeyValue, value []byte, lease int64,
 ) (*mvccpb.KeyValue, error) {
 	at, err := d.change(ctx, kv, put(string(kv.Key), value, lease))
-	if errors.Is(err, errNoSpace) {
-		// etcd has either refused the put or carried it out. So the put cannot come later, and a
-		// read shows the outcome.
-		if r, e := d.get(ctx, string(kv.Key)); e == nil && len(r.Kvs) == 1 {
-			switch now := r.Kvs[0]; {
-			case now.Lease == lease:
-				return now, nil
-			case now.ModRevision == kv.ModRevision:
-				err = &noChange{err}
-			}
-		}
+	if err == nil {
+		return &mvccpb.KeyValue{
+			Key:            kv.Key,
+			Value:          value,
+			Lease:          lease,
+			CreateRevision: kv.CreateRevision,
+			ModRevision:    at,
+		}, nil
+	}
+	if !errors.Is(err, errNoSpace) {
+		return nil, err
 	}
 
-	return &mvccpb.KeyValue{
-		Key:            kv.Key,
-		Value:          value,
-		Lease:          lease,
-		CreateRevision: kv.CreateRevision,
-		ModRevision:    at,
-	}, err
+	// etcd has either refused the put already or carried it out, but errNoSpace does not say which.
+	// The put cannot come later, so a read shows the outcome.
+	r, readErr := d.get(ctx, string(kv.Key))
+	switch {
+	case readErr != nil || len(r.Kvs) == 0:
+		return nil, err
+	case r.Kvs[0].Lease == lease: // carried out
+		return r.Kvs[0], nil
+	case r.Kvs[0].ModRevision == kv.ModRevision: // refused
+		return nil, &noChange{err}
+	}
+	return nil, err // another call has changed the entry meanwhile
 }
 
 // The method change applies the operation op to an entry, and returns the revision of this change.
@@ -212,12 +224,14 @@ func (d *driver) get(
 	})
 }
 
-// releaseByToken removes the entry that has c.Token, or keeps it until c.KeepUntil.
+// releaseByToken removes the entry that has c.Token. If that entry holds the key, and c.KeepUntil
+// is in the future, it keeps the key taken until then. If there is no such entry, the error is
+// ErrLost.
 func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 	for {
 		kv, holds, err := d.find(ctx, c)
 		switch {
-		case err != nil:
+		case err != nil: // no entry has the token, or the read has failed
 		case holds && c.KeepUntil.After(time.Now()):
 			err = d.keep(ctx, c, kv)
 		default:
@@ -230,24 +244,25 @@ func (d *driver) releaseByToken(ctx context.Context, c backend.Claim) error {
 		if !errors.Is(err, errGone) {
 			return err
 		}
+		// Find the entry again, because it has changed since find read it.
 	}
 }
 
 // evict removes an entry of any driver, and ends the entry's lease. It returns errGone if the entry
 // has changed since it was read.
 //
-// The entry is removed before the lease is revoked, because while the entry exists, its driver may
-// end the hold and reuse the lease. If this process dies between the removal and the revocation,
-// the holder's next renewal finds no entry, and so learns that the hold is lost.
+// To revoke the lease first would be wrong: while the entry exists, the driver that made it may
+// release the hold and reuse the lease for another hold, which the revocation would end. After the
+// removal, that driver's Release finds no entry, and so does not reuse the lease.
 //
-// After the removal, the entry's driver finds no entry at its Release, and does not reuse the
-// lease. So the revocation affects no other hold.
+// If this process dies between the removal and the revocation, the lease stays. But the holder's
+// next renewal finds no entry, and so learns that the hold is lost.
 func (d *driver) evict(ctx context.Context, kv *mvccpb.KeyValue) error {
 	if _, err := d.change(ctx, kv, clientv3.OpDelete(string(kv.Key))); err != nil {
 		return err
 	}
 	if err := d.revoke(ctx, kv.Lease); err != nil && !isGone(err) {
-		d.buryForeign(kv.Lease)
+		d.buryForeign(kv.Lease) // tries again; err says that the lease may exist until then
 		return err
 	}
 	return nil
@@ -267,11 +282,14 @@ func (d *driver) keep(ctx context.Context, c backend.Claim, kv *mvccpb.KeyValue)
 		if unchanged(err) {
 			d.pool.give(l)
 		}
-		return err // the outcome is unknown until a repeated Release; the leases end by themselves
+		// Otherwise the entry may be under either lease. Both end by themselves, and a repeated
+		// Release shows the outcome.
+		return err
 	}
 
+	// End the old lease. If it is h.lease, the caller's settle ends it.
 	if h := d.ownHold(c); h == nil || h.lease.id != kv.Lease {
-		d.buryForeign(kv.Lease) // otherwise settle ends the lease
+		d.buryForeign(kv.Lease)
 	}
 
 	// End the lease at c.KeepUntil, because by itself it would end later: it lasts 2 s or more.

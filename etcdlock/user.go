@@ -13,7 +13,8 @@ import (
 //
 // The etcd client would do that as well, but within the deadline of the call that was refused, and
 // separately for each such call and each stream. etcd takes a tenth of a second of processor time
-// to check a password. So with many callers, or on a busy server, no call would get a token in time.
+// to check a password. So with many callers, or on a busy server, no call would get a token in
+// time.
 type user struct {
 	name, password string
 
@@ -35,13 +36,14 @@ func (u *user) refuses(err error) bool {
 		is(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)
 }
 
-// signIn waits until another token has replaced the token old. One check of the password serves all
-// callers, and lasts longer than the call of one of them may.
+// signIn waits until another token has replaced the token old, and returns nil then. For that, it
+// starts a check of the password, unless one is under way. The check serves all callers, so it goes
+// on if the ctx of one of them ends. If the check fails, signIn returns the check's error.
 func (u *user) signIn(ctx context.Context, m *member, old *string) error {
 	u.mu.Lock()
 	if u.token.Load() != old {
 		u.mu.Unlock()
-		return nil
+		return nil // another caller's check has replaced it already
 	}
 	if u.check == nil {
 		c := &check{done: make(chan struct{})}
@@ -62,7 +64,8 @@ func (u *user) signIn(ctx context.Context, m *member, old *string) error {
 	}
 }
 
-// run carries out a check, and stores the token.
+// run asks etcd for a token, stores it, and ends the check c. If etcd has authentication switched
+// off, the token is empty, and the check succeeds.
 func (u *user) run(client *clientv3.Client, c *check) {
 	ctx, cancel := context.WithTimeout(client.Ctx(), signInTime)
 	defer cancel()

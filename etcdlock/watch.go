@@ -35,8 +35,8 @@ type watches struct {
 }
 
 // watch reports deletions of one entry to one waiter at a time. Leases are reused, and so are the
-// names of entries: when Clients take turns, each waits for the same few entries. So a watch that no
-// waiter needs stays open for a while.
+// names of entries: when Clients take turns, each waits for the same few entries. So a watch that
+// no waiter needs stays open for a while.
 type watch struct {
 	id      int64
 	name    string
@@ -52,14 +52,16 @@ type watch struct {
 	over atomic.Bool  // the watch has ended, and reports no deletion
 }
 
-// watch watches the entry with this name for deletions at the revision from or later. The result has
-// ended already if a watch could not be confirmed lately.
+// watch watches the entry with this name for deletions at the revision from or later. Each change
+// of the watch sends a signal to wake. If the stream has ended, and the method current does not
+// open another one yet, the result is a watch that has ended already.
 func (wr *watcher) watch(name string, from int64, wake chan<- struct{}) *watch {
 	ws := wr.current()
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if w := ws.idle[name]; w != nil {
-		// The watch began at an earlier revision, because revisions only grow on a connection.
+		// This watch reports the deletions from the revision from on, because it began earlier, and
+		// so at a smaller revision: revisions only grow on a connection.
 		delete(ws.idle, name)
 		w.wake = wake
 		return w
@@ -84,8 +86,9 @@ func (wr *watcher) watch(name string, from int64, wake chan<- struct{}) *watch {
 	return w
 }
 
-// current returns the watches on the stream in use. It opens a stream in place of one that has
-// ended, but only once in maxRest if etcd has confirmed no watch.
+// current returns the watches on the stream in use. If that stream has ended, current opens another
+// one. But if etcd confirmed no watch on the stream that has ended, it waits with that until
+// maxRest has passed since the stream was opened, and returns the watches that have ended.
 func (wr *watcher) current() *watches {
 	wr.mu.Lock()
 	defer wr.mu.Unlock()
@@ -103,8 +106,8 @@ func (wr *watcher) current() *watches {
 	}
 	wr.watches = ws
 
-	// A goroutine opens the stream, because if the call of a waiter opened it, the end of that call
-	// would end it.
+	// Open the stream on a goroutine and under the client's context, because the stream must
+	// outlive the waiter that needs it first.
 	wr.m.cluster.spawn(func() {
 		defer ws.fail()
 		ws.run(ctx, pb.NewWatchClient(wr.m.client.ActiveConnection()))
@@ -112,11 +115,11 @@ func (wr *watcher) current() *watches {
 	return ws
 }
 
-// run passes on requests and answers until the stream ends.
+// run opens the stream, then sends the requests and passes on the answers, until the stream ends.
 func (ws *watches) run(ctx context.Context, client pb.WatchClient) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer ws.end()
+	defer ws.end() // runs before wg.Wait, and ends the method write
 	stream, err := client.Watch(ctx)
 	if err != nil {
 		return
@@ -131,7 +134,8 @@ func (ws *watches) run(ctx context.Context, client pb.WatchClient) {
 	}
 }
 
-// The method write sends the requests. If Send fails, Recv returns the reason.
+// The method write sends the requests until the stream ends. If Send fails, write returns, and the
+// Recv in run returns the reason.
 func (ws *watches) write(ctx context.Context, stream pb.Watch_WatchClient) {
 	for {
 		select {
@@ -152,34 +156,37 @@ func (ws *watches) write(ctx context.Context, stream pb.Watch_WatchClient) {
 	}
 }
 
-// sendLocked sends a request. It never blocks. If the stream has ended, nothing is sent.
+// sendLocked lets the method write send a request, and does not block. If the stream has ended, the
+// request is not sent.
 func (ws *watches) sendLocked(r *pb.WatchRequest) {
 	ws.out = append(ws.out, r)
 	signal(ws.more)
 }
 
+// isReplaceable reports whether the stream has ended, and another one may be opened: see current.
 func (ws *watches) isReplaceable() bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	return ws.over && (ws.proven || time.Since(ws.opened) >= maxRest)
 }
 
-// answer passes on what etcd reports.
+// answer notes in a watch what etcd reports about it, and wakes its waiter.
 func (ws *watches) answer(r *pb.WatchResponse) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if r.Created && r.Canceled {
-		// etcd refuses each watch on this stream if the auth token of the stream has expired.
+		// etcd has refused the watch, probably because the auth token of the stream has expired. As
+		// it would refuse each further watch, end the stream, so that the next one has a new token.
 		ws.end()
 		return
 	}
 
 	w := ws.byID[r.WatchId]
 	if w == nil {
-		return // it was cancelled
+		return // stop or prune has cancelled the watch
 	}
 	switch {
-	case r.Canceled: // the revision at which it was to begin is compacted
+	case r.Canceled: // because etcd has compacted the revision at which the watch was to begin
 		delete(ws.byID, w.id)
 		w.over.Store(true)
 		if ws.idle[w.name] == w {
@@ -196,10 +203,10 @@ func (ws *watches) answer(r *pb.WatchResponse) {
 		}
 	}
 
-	signal(w.wake)
+	signal(w.wake) // does nothing if the watch is idle, because wake is nil then
 }
 
-// fail ends all watches.
+// fail marks all watches as ended, because their stream has ended, and wakes their waiters.
 func (ws *watches) fail() {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -212,7 +219,9 @@ func (ws *watches) fail() {
 	ws.idle = nil
 }
 
-// stop says that its waiter does not need the watch any more; w may be nil.
+// stop is called when the waiter of w does not need the watch any more. The watch becomes idle, or
+// is cancelled if the entry has an idle watch already, or there are maxIdle of them. If w is nil,
+// stop does nothing.
 func (w *watch) stop() {
 	if w == nil {
 		return
@@ -221,7 +230,7 @@ func (w *watch) stop() {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	switch {
-	case ws.byID[w.id] != w: // it has ended
+	case ws.byID[w.id] != w: // the watch has ended
 	case ws.idle[w.name] != nil || len(ws.idle) >= maxIdle:
 		ws.cancelLocked(w)
 	default:
@@ -256,7 +265,8 @@ func (wr *watcher) prune() {
 	}
 }
 
-// signal sends a signal on a channel that has room for one.
+// signal sends a signal on a channel that has room for one, unless a signal is in the channel
+// already.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
