@@ -91,6 +91,19 @@ func TestTryLockAsksNobodyWhenTheClientHoldsOrWaits(t *testing.T) {
 	})
 }
 
+// A caller that leaves the line soon says who has the key, if the head of the line knows.
+func TestWhoHasTheKeyInAShortWait(t *testing.T) {
+	withClient(t, nil, func(t *bench) {
+		heldByAnother(t, t.faulty, time.Hour)
+		ctx, leave := context.WithCancel(t.Context())
+		head := t.lockLater(ctx)
+		err := t.lockErr("k", hasp.WithMaxWait(time.Millisecond))
+		equal(t, "owner", refusal(t, err).Owner, "stranger")
+		leave()
+		<-head
+	})
+}
+
 // If a Break comes during an Unlock, the hold is not renewed afterwards, and does not end twice.
 func TestBreakDuringUnlock(t *testing.T) {
 	onBench(t, func(t *bench) {

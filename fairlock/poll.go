@@ -57,7 +57,6 @@ func (g *group) stopLocked() {
 	if g.timer != nil {
 		g.timer.Stop()
 	}
-	g.next = time.Time{}
 }
 
 // pollByLocked schedules a poll for the given time, unless a poll is due earlier.
