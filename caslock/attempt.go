@@ -23,20 +23,24 @@ type attempt struct {
 	grant  backend.Grant            // means nothing if the call returns an error
 }
 
-// edit returns the record that takes the key, if v shows that it is free for the claim. If v shows
-// that an earlier Put of this call has taken the key, edit writes nothing. The term counts from
-// that Put, because others may have seen its record since.
+// edit is the editor of Acquire. If v shows that the key is free for the claim, edit returns the
+// record that takes the key, and sets a.grant. If v shows that an earlier Put of this call has
+// taken the key, edit returns nil, nil, so that nothing is written. Then the grant is the one of
+// that Put: its term counts from that Put, because other clients may have counted from its record
+// since. Otherwise the error says who holds the key, and the record, if any, adds an intent: see
+// refuse.
 func (a *attempt) edit(v *view, now time.Time) (*record, error) {
 	items := v.live(now)
 	if i := find(items, a.claim.Token); i >= 0 {
 		earlier, ours := a.sent[items[i].N]
 		if !ours {
-			return nil, refusal(items[i:i+1], now) // the hold of an earlier call
+			return nil, refusal(items[i:i+1], now) // an earlier Acquire has taken the key
 		}
 		a.grant = earlier
 		return nil, nil
 	}
 
+	// The intents go: the key is granted, or refuse adds an intent again.
 	r := v.next(without(items, isIntent), now)
 	if blockers := without(items, a.admits); len(blockers) > 0 {
 		return a.refuse(r, items, blockers, now)
@@ -55,7 +59,8 @@ func (a *attempt) edit(v *view, now time.Time) (*record, error) {
 	return r, nil
 }
 
-// admits reports whether the claim can have the key beside the item.
+// admits reports whether the claim can have the key beside the item. An intent refuses shared
+// claims, so that readers cannot keep a writer waiting for ever. It refuses no exclusive claim.
 func (a *attempt) admits(it item) bool {
 	if a.claim.Shared {
 		return it.Kind == kindShared
@@ -66,19 +71,21 @@ func (a *attempt) admits(it item) bool {
 // refuse returns the error for a claim that blockers refuse. If they are shared holds and the claim
 // is of a writer that waits, refuse also returns r with the intent of this driver.
 //
-// If the record has a fresh intent, the writer writes nothing: a Watcher reports each write, also
-// to the writer itself.
+// If the record has a fresh intent, refuse returns no record. Each write of an intent would wake
+// the waiting writers, because a Watcher reports a write also to its writer.
 func (a *attempt) refuse(r *record, items, blockers []item, now time.Time) (*record, error) {
 	held := refusal(blockers, now)
 	ttl := intentTTL
 	if a.polls {
 		ttl = intentTTLPolling
 	}
+	// An intent is written again in the second half of its term.
 	isFresh := func(it item) bool { return isIntent(it) && it.rest(now) > ttl/2 }
 
 	intends := a.claim.WillRetry && !a.claim.Shared && held.Shared
 	if intends && a.polls {
-		// If Shared is set, the engine asks ten times a second, whatever Backoff says.
+		// Hide that the hold is shared, because for a shared hold the engine asks ten times a
+		// second, whatever Backoff says.
 		held.Shared = false
 	}
 	if !intends || slices.ContainsFunc(items, isFresh) {
@@ -92,7 +99,7 @@ func (a *attempt) refuse(r *record, items, blockers []item, now time.Time) (*rec
 	return r, held
 }
 
-// item returns the item of an exclusive hold. Its term is still missing.
+// item returns the item of an exclusive hold, without the fields that record.add sets.
 func (a *attempt) item(now time.Time) item {
 	return item{
 		Kind:   kindExclusive,
@@ -103,7 +110,8 @@ func (a *attempt) item(now time.Time) item {
 	}
 }
 
-// grant returns the grant of a hold whose Put was sent at the time start.
+// grant returns the grant of a hold whose Put was sent at the time start. The grant ends a drift
+// earlier than the term, because the clocks of other clients may run faster.
 func grant(c *backend.Claim, fence uint64, start time.Time) backend.Grant {
 	if !c.Fenced {
 		fence = 0

@@ -106,7 +106,8 @@ func (d *driver) Close() error {
 }
 
 // Acquire does not wait for the key. Its Put names the version that it has seen, so only one Put
-// for each version succeeds. If the last view shows a free key, Acquire makes no Get.
+// for each version succeeds. If the last view shows a free key, Acquire begins with the Put: if
+// the view is out of date, the store refuses the Put. Keys of probes are refused with ErrInvalid.
 func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	if strings.HasPrefix(c.Key, probePrefix) {
 		return backend.Grant{}, fmt.Errorf("%w: keys that begin with %s are caslock's own",
@@ -115,7 +116,7 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 
 	v := d.records.views.last(c.Key)
 	if v != nil && len(v.live(time.Now())) > 0 {
-		v = nil
+		v = nil // read the record, because the holds may have ended since
 	}
 
 	a := &attempt{claim: c, writer: d.writer, polls: d.polls, sent: map[uint64]backend.Grant{}}
@@ -136,15 +137,17 @@ func (d *driver) Renew(
 	backend.RenewEach(ctx, cs, done, d.renew)
 }
 
-// renew makes a try to renew the hold of c. It returns the first answer to any try of the renewal.
+// renew makes a try to renew the hold of c. It returns the first answer to any try of the same
+// renewal: a grant or ErrLost. It returns earlier if its own try fails without such an answer, or
+// if ctx ends. A try goes on after the end of ctx, because its answer may serve the next try.
 func (d *driver) renew(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	r := d.renewals.join(&c)
-	failed := make(chan error, 1)
+	failures := make(chan error, 1) // the error of this try, if its outcome is unknown
 	err := d.tasks.run(ctx, func(ctx context.Context) {
 		g, err := d.try(ctx, &c, r)
 		d.renewals.leave(r, &c, g, err)
 		if err != nil && !backend.Definite(err) {
-			failed <- err
+			failures <- err
 		}
 	})
 	if err != nil {
@@ -154,33 +157,32 @@ func (d *driver) renew(ctx context.Context, c backend.Claim) (backend.Grant, err
 	select {
 	case <-r.done:
 		return r.grant, r.err
-	case err := <-failed:
+	case err := <-failures:
 		return backend.Grant{}, err
 	case <-ctx.Done():
 		return backend.Grant{}, ctx.Err()
 	}
 }
 
-// try writes the hold with a new number and at least its TTL. A term never gets shorter: the rest
-// that this driver counts is at least the rest that the holder counts.
-//
-// If an earlier Put of the renewal has come first, try writes nothing. The term counts from that
-// Put, because others may have seen its record since.
+// try writes the hold with a new number, and returns its grant. If the method send says that no
+// write is needed, try writes nothing, and returns the grant that send has returned.
 func (d *driver) try(
 	ctx context.Context, c *backend.Claim, r *renewal,
 ) (g backend.Grant, err error) {
 	err = d.change(ctx, c, func(it item, rec *record, now time.Time) (writes bool) {
-		var over bool
-		g, over = d.renewals.send(r, it.N, rec.Write, grant(c, 0, now))
-		if !over {
+		g, writes = d.renewals.send(r, it.N, rec.Write, grant(c, 0, now))
+		if writes {
+			// A shorter TTL must not cut a term that the holder still counts on. The rest that this
+			// driver counts is at least the rest that the holder counts.
 			rec.add(it, max(c.TTL, it.rest(now)), now)
 		}
-		return !over
+		return writes
 	})
 	return g, err
 }
 
 // Release frees the key, or leaves it taken until c.KeepUntil by a token that no caller has.
+// KeepUntil has no effect on a shared hold.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	if d.failures.holdNothing(c.Token) {
 		return backend.ErrLost
@@ -199,29 +201,29 @@ func (d *driver) Release(ctx context.Context, c backend.Claim) error {
 	return err
 }
 
-// change writes the record without the hold of c.Token. The function edit may add the hold again,
-// changed, or return false, so that nothing is written. If the last view has the hold, change makes
-// no Get before the Put.
+// change writes the record without the hold of c.Token. The function edit gets the hold as it, and
+// the new record r. It may add a changed hold to r, or return false, so that nothing is written. If
+// the last view has the hold, change makes no Get before the Put.
 //
-// If there is no such hold, change writes a new version before it returns ErrLost. Then the store
-// refuses each earlier Put that is still under way and would bring the token back. It also refuses
-// the new version if the view was stale, or if another driver has renewed a hold that this driver
-// counted as dead.
+// If there is no such hold, change returns ErrLost, but first it writes a new version, for two
+// reasons. The store then refuses each earlier Put that is still under way and would bring the
+// token back. And if the view is out of date, or another driver has renewed a hold that this driver
+// counted as dead, the store refuses the new version, and change looks again.
 func (d *driver) change(
 	ctx context.Context, c *backend.Claim,
 	edit func(it item, r *record, now time.Time) (writes bool),
 ) error {
 	v := d.records.views.last(c.Key)
 	if v != nil && find(v.rec.Items, c.Token) < 0 {
-		v = nil // it may be too old
+		v = nil // read the record, because the view may be older than the hold
 	}
 
 	err := d.records.update(ctx, c.Key, c.Timeout, v, func(v *view, now time.Time) (*record, error) {
 		items := v.live(now)
 		i := find(items, c.Token)
 		if i < 0 {
-			// A writer that gives up releases only its last claim. Its intent may be of an earlier
-			// one.
+			// Also remove the intent of this driver: a writer that gives up waiting makes a
+			// Release, which finds no hold.
 			rest := without(items, func(it item) bool { return isIntent(it) && it.Token == d.writer })
 			return v.next(rest, now), backend.ErrLost
 		}
@@ -235,7 +237,8 @@ func (d *driver) change(
 	})
 
 	if errors.Is(err, errForeign) {
-		return fmt.Errorf("%w: %w", backend.ErrLost, err) // no driver writes over such a value
+		// Another program has overwritten the hold, and no driver writes over such a value.
+		return fmt.Errorf("%w: %w", backend.ErrLost, err)
 	}
 	return err
 }
@@ -249,7 +252,8 @@ func (d *driver) Inspect(ctx context.Context, key string) (backend.Status, error
 	return v.status(time.Now()), nil
 }
 
-// Break writes the record without its holds.
+// Break writes the record without its holds. It keeps the intents, because their writers still
+// wait. The minute bounds only a ctx without a deadline.
 func (d *driver) Break(ctx context.Context, key string) error {
 	isHold := func(it item) bool { return !isIntent(it) }
 	return d.records.update(ctx, key, time.Minute, nil, func(v *view, now time.Time) (*record, error) {
@@ -257,30 +261,34 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	})
 }
 
-// List scans the records whose key begins with prefix.
+// List scans the records whose key begins with prefix, and yields those with a holder or a waiter.
+// A page must fit into the timeout, also if the store reads its entries one by one. So a page that
+// times out is asked for again with fewer entries, and after a quick page, the next one has more.
 func (d *driver) List(
 	ctx context.Context, prefix string, timeout time.Duration,
 ) iter.Seq2[backend.Entry, error] {
 	const most = 1000 // entries of a page, which is the most that backend.Lister allows
 	return func(yield func(backend.Entry, error) bool) {
 		position := ""
-		n := 100
+		n := 100 // entries of the next page
 		for {
 			began := time.Now()
 			within, cancel := context.WithTimeout(ctx, timeout)
 			views, next, err := d.records.page(within, prefix, position, n)
 			cancel()
 
-			// A page must fit into the timeout, also if the store reads its entries one by one.
 			took := time.Since(began)
-			switch {
-			case err != nil && took >= timeout && n > 1 && ctx.Err() == nil:
+			timedOut := err != nil && took >= timeout && ctx.Err() == nil
+			if timedOut && n > 1 {
 				n = max(n/8, 1)
 				continue
-			case took < timeout/4:
+			}
+			if took < timeout/4 {
 				n = min(2*n, most)
 			}
 
+			// After the end of ctx, yield no more entries, but only the error below. If the page
+			// has failed midway, yield what it has read.
 			for _, v := range views {
 				s := v.status(time.Now())
 				inUse := s.Held || len(s.Waiters) > 0

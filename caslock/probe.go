@@ -14,14 +14,14 @@ import (
 )
 
 // probe returns an error if the store replaces values whatever their version, or compares first and
-// writes later. Otherwise it reports whether a sweep may delete: the store refuses a Delete with a
-// wrong version, and lets a name that was deleted be created again. The values are records, so a
-// sweep removes one that is left after a lost reply.
+// writes later. Otherwise deletes says whether a sweep may delete records. It may if the store
+// refuses a Delete with a wrong version, and lets a name that was deleted be created again. The
+// values are records, so a sweep removes one that is left after a lost reply.
 func probe(ctx context.Context, store Store) (deletes bool, err error) {
 	key := probePrefix + rand.Text()
 	r := record{Key: []byte(key), Write: uint64(time.Now().UnixMicro())}
 
-	// Open the connections, so that the writers below meet.
+	// Open a connection for each writer, so that the writes of a race overlap.
 	parallel.Each(probeWriters, probeWriters, func(int) { _, _ = store.Get(ctx, key) })
 
 	versions := []string{""} // oldest first
@@ -33,14 +33,14 @@ func probe(ctx context.Context, store Store) (deletes bool, err error) {
 		versions = append(versions, next)
 	}
 
-	err = store.Delete(ctx, key, versions[1])
+	err = store.Delete(ctx, key, versions[1]) // an old version, so the store must refuse
 	switch {
 	case err == nil, errors.Is(err, errors.ErrUnsupported):
 		return false, nil
 	case !errors.Is(err, ErrConflict):
 		return false, err
 	}
-	if err := store.Delete(ctx, key, versions[3]); err != nil {
+	if err := store.Delete(ctx, key, versions[3]); err != nil { // the present version
 		return false, err
 	}
 
@@ -62,12 +62,14 @@ const probePrefix = "caslock-probe-"
 // probeWriters is how many writers of a race expect the version that the store has.
 const probeWriters = 8
 
-// race lets writers put records at the same time: some expect the last of the versions, and one
-// expects each earlier version. It returns the version of the only writer that may succeed.
+// race lets writers put records at the same time. The store has the last of the versions, which
+// eight writers expect. One more writer for each earlier version expects that one, and must fail.
+// Exactly one of the eight may succeed. The result next is its new version. If more writers
+// succeed, or next is an old version, the error is backend.ErrInvalid.
 func race(ctx context.Context, store Store, r *record, versions []string) (next string, err error) {
 	last := versions[len(versions)-1:]
-	expected := slices.Concat(versions, slices.Repeat(last, probeWriters-1))
-	made := make([]string, len(expected))
+	expected := slices.Concat(versions, slices.Repeat(last, probeWriters-1)) // versions has one last
+	made := make([]string, len(expected))                                    // the new versions
 	errs := make([]error, len(expected))
 	number := r.Write
 	r.Write += uint64(len(expected)) // no two values are equal
@@ -83,7 +85,7 @@ func race(ctx context.Context, store Store, r *record, versions []string) (next 
 			next = made[i]
 		}
 		if !errors.Is(e, ErrConflict) {
-			err = cmp.Or(err, e)
+			err = cmp.Or(err, e) // the first error that is no refusal
 		}
 	}
 
@@ -95,5 +97,5 @@ func race(ctx context.Context, store Store, r *record, versions []string) (next 
 			"so it cannot keep locks: use one whose conditional writes are atomic",
 			backend.ErrInvalid)
 	}
-	return next, nil // a busy store may refuse the others for other reasons
+	return next, nil // without err, because a busy store may fail the other writers
 }

@@ -76,13 +76,15 @@ const tokenMinHold = "kept"
 // clockError is how far the wall clocks of clients may differ.
 const clockError = time.Minute
 
-// rest returns how long the item still lives, as far as this process can tell. A min hold and an
-// intent guard no work, so they also end by the wall clock, but later: a caller that asks only once
-// has not observed them before.
+// rest returns how long the item still lives, as far as this process can tell: the rest of its TTL
+// since this process first saw it. A min hold and an intent also end by the wall clock, because a
+// caller that asks only once has not seen them before. That is safe, because they guard no work.
+// They then end a minute late, because wall clocks may differ.
 func (it *item) rest(now time.Time) time.Duration {
 	rest := it.TTL - now.Sub(it.seen)
 	if it.Kind == kindMinHold || it.Kind == kindIntent {
-		rest = min(rest, it.Ends.Add(clockError).Sub(now.Round(0)))
+		wall := now.Round(0) // without the monotonic clock
+		rest = min(rest, it.Ends.Add(clockError).Sub(wall))
 	}
 	return rest
 }
@@ -99,7 +101,8 @@ func find(items []item, token string) int {
 	return slices.IndexFunc(items, func(it item) bool { return it.Token == token })
 }
 
-// refusal returns the error for a claim that is refused because of items.
+// refusal returns the error for a claim that is refused because of items, of which there is one at
+// least. It describes the first item, and RetryAfter is when the last one ends.
 func refusal(items []item, now time.Time) *backend.HeldError {
 	first := items[0]
 	e := &backend.HeldError{
@@ -117,20 +120,22 @@ func refusal(items []item, now time.Time) *backend.HeldError {
 }
 
 // name returns the name of a key in the store. It replaces each byte that is no letter, no digit
-// and none of "-_." by "=" and its hex code. A long name ends with a hash of the whole key.
+// and none of "-_." by "=" and its hex code. A name of 240 bytes or more is cut, and ends with a
+// hash of the whole key. Such a name has 240 bytes, and all others are shorter, so no two are
+// equal.
 func name(key string) string {
 	const most = 240 // leaves room for the ends of file names, which may have 255 bytes
 	const hashed = most - 1 - 2*sha256.Size
 	name := strings.NewReplacer("%", "=", "+", "=20", "~", "=7E").Replace(url.QueryEscape(key))
-	if len(name) >= most { // so that no other name is as long as one with a hash
+	if len(name) >= most {
 		name = fmt.Sprintf("%s=%x", name[:hashed], sha256.Sum256([]byte(key)))
 	}
 	return name
 }
 
 // Holder returns an owner and the longest term of the holds in a value that a driver has written,
-// for a store that shows its holds to other programs. If there are no holds, ttl is zero. If
-// another program has the hold, ours is false.
+// for a store that shows its holds to other programs. If there are no holds, owner is empty and ttl
+// is zero. If another program has a hold, ours is false.
 func Holder(value []byte) (owner string, ttl time.Duration, ours bool) {
 	var r record
 	_ = json.Unmarshal(value, &r)
@@ -145,8 +150,9 @@ func Holder(value []byte) (owner string, ttl time.Duration, ours bool) {
 }
 
 // Foreign returns a value for Get that shows a driver the hold of another program, or no hold if
-// owner is empty. The argument last is the value written last by a driver, or nil. The id must
-// change with each renewal, because the driver takes the key when it has seen the same id for ttl.
+// owner is empty. The argument last is the value written last by a driver, or nil; its numbers are
+// kept, but not its holds, which the other program has replaced. The id must change with each
+// renewal, because the driver takes the key when it has seen the same id for ttl.
 func Foreign(key string, last []byte, id, owner string, ttl time.Duration) []byte {
 	var r record
 	_ = json.Unmarshal(last, &r)

@@ -61,7 +61,8 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 
-	// After an error, "" stays, because the store may have forgotten the position.
+	// After an error, begin again with the first page, because the store may have forgotten the
+	// position.
 	position := s.position
 	s.position = ""
 	views, next, err := s.records.page(ctx, "", position, sweepPage)
@@ -75,7 +76,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 		v := views[i]
 		live := v.live(now)
 		switch {
-		case len(live) < len(v.rec.Items):
+		case len(live) < len(v.rec.Items): // some items are dead
 			_ = s.records.put(ctx, v, v.next(live, now))
 		case v.isOver(now):
 			_ = s.records.remove(ctx, v)

@@ -19,8 +19,8 @@ func newTasks() *tasks {
 	return &tasks{closing: closing, end: end}
 }
 
-// run starts f, unless Close has begun. The context of f has the values of ctx, and ends when Close
-// begins.
+// run starts f in a goroutine. If Close has begun, run returns an error instead. The context of f
+// has the values of ctx. It ends when Close begins, and not when ctx ends.
 func (ts *tasks) run(ctx context.Context, f func(ctx context.Context)) error {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

@@ -20,9 +20,10 @@ func (v *view) live(now time.Time) []item {
 	return without(v.rec.Items, func(it item) bool { return it.rest(now) <= 0 })
 }
 
-// isOver reports whether the record has had no items for so long that a new one can replace it. The
-// number of a new record comes from the clock, so it is larger than the old number if the clocks
-// agree within an hour. That matters only if a caller has got a fence.
+// isOver reports whether the record has had no items for so long that it can be deleted. A record
+// that is created later gets its number from its writer's clock, and fences are such numbers. So
+// that they grow, a record with a fence stays for an hour, which covers clocks that differ by less.
+// Without a fence, a minute is enough.
 func (v *view) isOver(now time.Time) bool {
 	keep := time.Minute
 	if v.rec.Fence > 0 {
@@ -31,7 +32,7 @@ func (v *view) isOver(now time.Time) bool {
 	return len(v.rec.Items) == 0 && v.rec.Write < uint64(now.Add(-keep).UnixMicro())
 }
 
-// next returns a record with these items, which is to replace the record of v.
+// next returns a record with these items and a new number, which is to replace the record of v.
 func (v *view) next(items []item, now time.Time) *record {
 	r := v.rec
 	r.Write = max(r.Write+1, uint64(now.UnixMicro()))
@@ -42,9 +43,9 @@ func (v *view) next(items []item, now time.Time) *record {
 // maxShown is how many shared holders a Status names.
 const maxShown = 1000
 
-// status returns the state of the key for Inspect and List. It is for people, so a hold also ends
-// by the wall clock of its holder. Otherwise Inspect would report the hold of a dead process until
-// this process has seen the hold for a whole term.
+// status returns the state of the key for Inspect and List. Here a hold also ends by the wall clock
+// of its holder, because otherwise a process that asks once would report the hold of a dead process
+// for a whole term. Clocks may differ, but no lock depends on a status.
 func (v *view) status(now time.Time) backend.Status {
 	s := backend.Status{Fence: v.rec.Fence}
 	for _, it := range v.live(now) {
@@ -92,9 +93,10 @@ func (vs *views) last(key string) *view {
 	return vs.byKey[key]
 }
 
-// remember returns the view of a record, which the answer to a call has shown that began at the
-// time began. It keeps the view as the last one of its key, unless a newer one came during the
-// call. An item that was in the view before keeps its time seen.
+// remember returns the view of a record that the answer to a call has shown. The call began at the
+// time began. The view becomes the last one of its key, unless a newer one came during the call.
+// Each item gets the time at which this process first saw it: now, or an earlier time from the view
+// before.
 func (vs *views) remember(version string, r record, began, now time.Time) *view {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
@@ -105,8 +107,9 @@ func (vs *views) remember(version string, r record, began, now time.Time) *view 
 	}
 	vs.makeRoomLocked()
 
-	// The answers of calls may come in another order. The number alone proves nothing, because the
-	// store may have lost its last writes.
+	// The answers of two calls may come in another order. So a view with a larger number stays, if
+	// it came during this call. If it came before this call, the store has lost its last writes,
+	// and the record with the smaller number is the newer one.
 	v := &view{version, r, time.Now()}
 	last := vs.byKey[string(r.Key)]
 	isLate := last != nil && last.since.After(began) && last.rec.Write > r.Write
@@ -116,7 +119,9 @@ func (vs *views) remember(version string, r record, began, now time.Time) *view 
 	return v
 }
 
-// firstSeenLocked returns when this process first saw the item of key, which is not after now.
+// firstSeenLocked returns when this process first saw the item of key. That is now if the last view
+// lacks the item. If the view has it, it is the earlier of the two times, because now may lie in
+// the past by the age that the store has told.
 func (vs *views) firstSeenLocked(key string, it *item, now time.Time) time.Time {
 	before := vs.byKey[key]
 	if before == nil {
@@ -135,7 +140,8 @@ func (vs *views) firstSeenLocked(key string, it *item, now time.Time) time.Time 
 }
 
 // makeRoomLocked forgets the views of free keys, and those whose items have been dead for an hour,
-// if there are too many views. It never forgets a hold that lives or that can be taken over now.
+// if there are too many views. It keeps holds that live, and holds that have just died: without the
+// view, a key that can be taken over now would be refused for another term.
 func (vs *views) makeRoomLocked() {
 	if len(vs.byKey) < vs.most {
 		return
@@ -144,6 +150,6 @@ func (vs *views) makeRoomLocked() {
 	anHourAgo := time.Now().Add(-time.Hour)
 	maps.DeleteFunc(vs.byKey, func(_ string, v *view) bool { return len(v.live(anHourAgo)) == 0 })
 
-	// As many keys must come before the next look, so that it costs little for each of them.
+	// Look again only when the number of views has doubled, so that looking costs little for each.
 	vs.most = max(leastViews, 2*len(vs.byKey))
 }

@@ -66,6 +66,8 @@ func hint(err error) string {
 	}
 
 	text := adapter.Hint(err, "ca=/path/to/ca.pem", "nats:// without ca, cert and key")
+
+	// A server that gets no certificate, or a wrong one, ends the connection with an alert of TLS.
 	isTLS := errors.Is(err, nats.ErrTLS) || strings.Contains(err.Error(), "remote error: tls:")
 	if text == "" && isTLS {
 		return "the server may want a certificate: set the parameters cert and key"

@@ -70,13 +70,14 @@ func New(
 	return newStore(ctx, js, bucket, clock, true)
 }
 
+// newStore returns a store as New does, but creates the bucket only if create is set.
 func newStore(
 	ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock, create bool,
 ) (*Store, error) {
 	unfit := fmt.Errorf("natskv: bucket %q: %w: want no TTL, and a History of 1; "+
 		"if the server has another bucket, delete it", bucket.Bucket, backend.ErrInvalid)
 	if bucket.TTL > 0 || bucket.History > 1 {
-		return nil, unfit // before the bucket is created
+		return nil, unfit // and create no such bucket
 	}
 
 	kv, err := js.KeyValue(ctx, bucket.Bucket)
@@ -91,6 +92,7 @@ func newStore(
 		return nil, fmt.Errorf("natskv: bucket %q: %w", bucket.Bucket, backend.Outage(ctx, err))
 	}
 
+	// A bucket that exists may have other settings than the caller's.
 	config := &stream.CachedInfo().Config
 	if config.MaxAge > 0 || config.MaxMsgsPerSubject > 1 {
 		return nil, unfit
@@ -101,7 +103,8 @@ func newStore(
 			bucket.Replicas)
 	}
 
-	// This handle only makes no direct gets. Otherwise a replica that lags could answer a Get.
+	// Only this handle changes, and not the bucket: its reads go to the leader. With direct gets, a
+	// replica that lags could answer a Get.
 	config.AllowDirect = false
 	return &Store{js, kv, stream, bucket, clock, create}, nil
 }
@@ -131,12 +134,14 @@ const all = ">"
 // subject returns the subject of the messages of name.
 func (s *Store) subject(name string) string { return "$KV." + s.bucket.Bucket + "." + key(name) }
 
-// last returns the last message of name, and whether it is a marker that says that the value was
-// deleted. If there is no message, both are zero. While the servers elect a leader, they answer at
-// once that there is none, so last asks again.
-func (s *Store) last(ctx context.Context, name string) (*jetstream.RawStreamMsg, bool, error) {
+// last returns the last message of name. If the message is a marker, which says that the value was
+// deleted, marked is true. If there is no message, m and err are nil. While the servers elect a
+// leader, they answer at once that there is no leader, so last asks again until ctx ends.
+func (s *Store) last(
+	ctx context.Context, name string,
+) (m *jetstream.RawStreamMsg, marked bool, err error) {
 	subject := s.subject(name)
-	m, err := s.stream.GetLastMsgForSubject(ctx, subject)
+	m, err = s.stream.GetLastMsgForSubject(ctx, subject)
 	for codeOf(err) == codeNoLeader && ctx.Err() == nil {
 		time.Sleep(20 * time.Millisecond)
 		m, err = s.stream.GetLastMsgForSubject(ctx, subject)
@@ -148,7 +153,9 @@ func (s *Store) last(ctx context.Context, name string) (*jetstream.RawStreamMsg,
 	if err != nil {
 		return nil, false, err
 	}
-	marked := m.Header.Get(operation) != "" || m.Header.Get(jetstream.MarkerReasonHeader) != ""
+
+	// The second header is on markers that the server itself has written.
+	marked = m.Header.Get(operation) != "" || m.Header.Get(jetstream.MarkerReasonHeader) != ""
 	return m, marked, nil
 }
 
@@ -159,14 +166,15 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 		// The server has lost its data, so create the bucket for the next call.
 		_, _ = s.js.CreateKeyValue(ctx, s.bucket)
 	}
-	if m == nil || marked {
+	if m == nil || marked { // there is an error, or no value
 		return caslock.Entry{}, err
 	}
 
 	e := caslock.Entry{Value: m.Data, Version: version(m.Sequence)}
 	if s.clock {
-		// The reply has the server's time. It is read after the message, so Age is not too small.
-		// If this fails, the age is unknown.
+		// A read of the message does not tell the server's time, but a read of the stream does.
+		// That time is before the end of this Get, so Age is not too large. If the second read
+		// fails, the age is unknown.
 		if stream, err := s.js.Stream(ctx, "KV_"+s.bucket.Bucket); err == nil {
 			e.Age = stream.CachedInfo().TimeStamp.Sub(m.Time)
 		}
@@ -198,7 +206,8 @@ func (s *Store) write(
 func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
 	n, err := s.write(ctx, name, &nats.Msg{Data: value}, revision(at))
 	if at == "" && errors.Is(err, caslock.ErrConflict) {
-		// The last message may be a marker of a Delete that has not purged it.
+		// The last message may be a marker that a Delete has not purged. Then the name is absent,
+		// and its new value comes after the marker.
 		m, marked, lastErr := s.last(ctx, name)
 		if lastErr == nil && marked {
 			n, err = s.write(ctx, name, &nats.Msg{Data: value}, m.Sequence)
@@ -227,10 +236,13 @@ func (s *Store) Delete(ctx context.Context, name, at string) error {
 // Watch creates a consumer for the changes of name. The library creates it again after an outage,
 // and goes on after the last message that it has received.
 func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func(), error) {
+	// The watch goes on after the end of ctx, which bounds only this call. So the watch gets a
+	// context of its own, and ctx cancels that until Watch returns.
 	own, cancel := context.WithCancel(context.Background())
-	defer context.AfterFunc(ctx, cancel)() // bounds only the call of Watch
+	defer context.AfterFunc(ctx, cancel)()
 	w, err := s.kv.Watch(own, key(name), jetstream.UpdatesOnly(), jetstream.MetaOnly())
-	if err = cmp.Or(ctx.Err(), err); err != nil {
+	err = cmp.Or(ctx.Err(), err) // if ctx has ended, own ends as well, so the watch is of no use
+	if err != nil {
 		cancel()
 		return nil, nil, err
 	}
@@ -241,7 +253,7 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 		for range w.Updates() {
 			select {
 			case changes <- struct{}{}:
-			default:
+			default: // a signal waits already
 			}
 		}
 	}()
@@ -259,10 +271,11 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 // askAgain is the time without a message after which Scan asks for the last message again.
 const askAgain = 20 * time.Millisecond
 
-// Scan reads messages in the order of their revisions, by a watch. The watch reports when there are
-// no more messages, but that may be too early while others write. So Scan asks the leader for the
-// last message, and ends there. Another caller may delete that message meanwhile, so that the watch
-// never delivers it. So Scan asks again while no message comes.
+// Scan reads messages in the order of their revisions, by a watch that begins at the position,
+// which is a revision. The watch reports with nil that there are no more messages, but that may be
+// too early while others write. So Scan first asks the leader for the last message, and ends there.
+// Another caller may delete that message meanwhile, so that the watch never delivers it. So if no
+// message comes for a while, Scan asks for the last message again.
 func (s *Store) Scan(
 	ctx context.Context, position string, n int,
 ) (es []caslock.Entry, next string, err error) {
@@ -286,9 +299,9 @@ func (s *Store) Scan(
 		}
 	}()
 
-	var quiet <-chan time.Time // nil before the first message or the report
+	var quiet <-chan time.Time // nil before the watch delivers anything, which may take long
 	end := last.Sequence
-	for at := from; at <= end; {
+	for at := from; at <= end; { // at is the first revision that has not been read
 		if len(es) == n {
 			return es, version(at), nil
 		}
@@ -302,10 +315,10 @@ func (s *Store) Scan(
 			}
 			quiet = time.After(askAgain)
 			if e == nil {
-				continue
+				continue // the watch reports that there are no more messages
 			}
 			at = e.Revision() + 1
-			if e.Operation() == jetstream.KeyValuePut {
+			if e.Operation() == jetstream.KeyValuePut { // else the message is a marker
 				es = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())})
 			}
 		case <-quiet:
@@ -314,9 +327,12 @@ func (s *Store) Scan(
 				return nil, "", err
 			}
 			if last == nil {
-				return es, "", nil
+				return es, "", nil // all messages were deleted
 			}
-			end = min(end, last.Sequence) // a later message would end the Scan as well
+
+			// If the message at end was deleted, end before it. If others have written meanwhile,
+			// keep end, so that the Scan does not follow them for ever.
+			end = min(end, last.Sequence)
 			quiet = time.After(askAgain)
 		}
 	}

@@ -55,8 +55,8 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 
-	// If the user lacks a right, the server answers no request, but reports it to the ErrorHandler.
-	// So the handler ends ctx, and open does not wait for the timeout.
+	// If the user lacks a right, the server does not answer the request, but the library calls the
+	// ErrorHandler. The handler cancels within, so that open does not wait for the timeout.
 	within, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	set.options = append(set.options, nats.Timeout(timeoutPerHost(ctx, len(set.servers))),
@@ -71,7 +71,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return d, nil
 	}
 	if cause := context.Cause(within); isForbidden(cause) {
-		err = cause
+		err = cause // instead of the cancellation
 	}
 	return nil, adapter.Explain(strings.Join(set.servers, ",")+": ", err, hint(err))
 }
@@ -100,8 +100,9 @@ func (s *settings) driver(ctx context.Context) (d backend.Driver, err error) {
 	return caslock.NewDriver(ctx, owned{store, nc})
 }
 
-// timeoutPerHost returns how long a connection attempt may take. Hosts are tried one after another,
-// so that a host that does not answer leaves time for the next one.
+// timeoutPerHost returns how long a connection attempt to one host may take. Hosts are tried one
+// after another, so each gets an equal part of the time until ctx ends. A tenth of that time
+// remains for the bucket.
 func timeoutPerHost(ctx context.Context, hosts int) time.Duration {
 	rest := hasp.DefaultTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -110,7 +111,9 @@ func timeoutPerHost(ctx context.Context, hosts int) time.Duration {
 	return max(rest*9/10/time.Duration(hosts), 100*time.Millisecond)
 }
 
-// parse returns the settings of c. Its errors do not repeat the node, which may contain a password.
+// parse returns the settings of c. A node of a nats:// URL has no scheme, and a node of a
+// nats+tls:// URL has the scheme tls. The errors do not repeat the node, which may contain a
+// password.
 func parse(c hasp.Config) (*settings, error) {
 	node, err := adapter.Node(c, form)
 	if err != nil {
@@ -125,17 +128,21 @@ func parse(c hasp.Config) (*settings, error) {
 		return nil, adapter.Invalid("node: want %s", form)
 	}
 
-	// A dead connection is noticed within three pings. Each reconnect tries all servers. No refused
-	// password ends that, because the password may be changed at the server first.
 	s := &settings{options: []nats.Option{
 		nats.Name("hasp"),
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
 		nats.ReconnectWait(200 * time.Millisecond),
+
+		// Reconnect also after a refused password, because it may be changed at the server first.
 		nats.IgnoreAuthErrorAbort(),
+
+		// Notice a dead connection within three pings.
 		nats.PingInterval(2 * time.Second),
 		nats.MaxPingsOutstanding(2),
-		nats.SkipHostLookup(), // so that the timeout of a host bounds the lookup of its name
+
+		// Let the timeout of a host bound the lookup of its name.
+		nats.SkipHostLookup(),
 	}}
 
 	// A password may contain @, so the last @ ends the password.
@@ -151,7 +158,7 @@ func parse(c hasp.Config) (*settings, error) {
 	hosts, bucket, _ := strings.Cut(rest, "/")
 	for _, host := range strings.Split(hosts, ",") {
 		name, port, err := net.SplitHostPort(host)
-		if err != nil {
+		if err != nil { // host has no port, or is malformed
 			name = strings.Trim(host, "[]")
 			port = defaultPort
 		}
@@ -174,23 +181,23 @@ func parse(c hasp.Config) (*settings, error) {
 
 const bucketRunes = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
-// userOption returns the option for USER:PASSWORD or TOKEN.
+// userOption returns the option for a text USER:PASSWORD, or TOKEN without a colon.
 func userOption(text string) (nats.Option, error) {
-	user, password, both := strings.Cut(text, ":")
+	user, password, hasPassword := strings.Cut(text, ":")
 	user, err1 := url.PathUnescape(user)
 	password, err2 := url.PathUnescape(password)
-	switch {
-	case err1 != nil || err2 != nil:
+	if err1 != nil || err2 != nil {
 		return nil, adapter.Invalid("node: user or password is not percent-encoded as in a URL: " +
 			"write %%25 for %%")
-	case both:
-		return nats.UserInfo(user, password), nil
 	}
-
-	return nats.Token(user), nil
+	if !hasPassword {
+		return nats.Token(user), nil
+	}
+	return nats.UserInfo(user, password), nil
 }
 
-// params sets what the parameters say. The library reads the files again when it reconnects.
+// params sets what the parameters say, or returns the first error. The library reads the files
+// again when it reconnects.
 func (s *settings) params(values map[string]string) error {
 	params := adapter.Params{Values: values}
 	s.create = params.Bool("create", true)
@@ -205,12 +212,15 @@ func (s *settings) params(values map[string]string) error {
 	}
 	cert := params.File("cert")
 	key := params.File("key")
-	if cert != "" && key != "" {
-		s.options = append(s.options, nats.ClientCert(cert, key))
+	if params.Err != nil {
+		return params.Err
 	}
 
-	if params.Err == nil && (cert == "") != (key == "") {
+	if (cert == "") != (key == "") {
 		return adapter.Invalid("parameters cert and key: want both or neither")
 	}
-	return params.Err
+	if cert != "" {
+		s.options = append(s.options, nats.ClientCert(cert, key))
+	}
+	return nil
 }

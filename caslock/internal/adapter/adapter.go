@@ -40,7 +40,7 @@ func (p *Params) fail(err error) {
 	}
 }
 
-// Bool returns a parameter that is true or false.
+// Bool returns a parameter that is true or false, or otherwise if the parameter is missing.
 func (p *Params) Bool(name string, otherwise bool) bool {
 	text, ok := p.Values[name]
 	if !ok {
@@ -53,7 +53,8 @@ func (p *Params) Bool(name string, otherwise bool) bool {
 	return v
 }
 
-// Int returns a parameter that is a number from 1 to most.
+// Int returns a parameter that is a number from 1 to most, or otherwise if the parameter is
+// missing.
 func (p *Params) Int(name string, otherwise, most int) int {
 	text, ok := p.Values[name]
 	if !ok {
@@ -66,8 +67,9 @@ func (p *Params) Int(name string, otherwise, most int) int {
 	return n
 }
 
-// File returns the name of a file that can be read, or "" if the parameter is missing. Libraries
-// read such files later, and their errors do not name the parameter.
+// File returns a parameter that is the name of a file, or "" if the parameter is missing. File sets
+// Err if the file cannot be read, because the libraries that read it later do not name the
+// parameter in their errors.
 func (p *Params) File(name string) string {
 	file, ok := p.Values[name]
 	if ok {
@@ -87,7 +89,8 @@ type shown struct {
 func (s *shown) Error() string { return s.text }
 func (s *shown) Unwrap() error { return s.err }
 
-// Explain returns err in one line, after the text at, and with a hint unless it is "".
+// Explain returns an error that wraps err, with its text in one line. The text at, which says where
+// the error is, comes before, and the hint after, unless it is "".
 func Explain(at string, err error, hint string) error {
 	const most = 500 // bytes; a page of a proxy may be in the text
 	text := strings.Join(strings.Fields(err.Error()), " ")
@@ -101,7 +104,8 @@ func Explain(at string, err error, hint string) error {
 }
 
 // Hint says what to do about an error of a connection, or returns "" if there is no advice. The
-// arguments say how a user names the authority of a certificate, and a server without TLS.
+// argument ca is the setting for a certificate authority, such as ca=FILE, and plain is the form of
+// an address without TLS, such as http://.
 func Hint(err error, ca, plain string) string {
 	switch {
 	case errors.As(err, new(x509.UnknownAuthorityError)):
