@@ -77,7 +77,7 @@ func leftovers(e *env) {
 	// that arrives late.
 	e.sleep(e.timeout)
 	must(errors.Join(c.Close(), b.Close()))
-	e.sleep(e.timeout)
+	e.sleep(e.timeout) // a command that was in flight at Close may arrive so late
 	must(e.nothingSince(before))
 }
 

@@ -296,8 +296,8 @@ func sharedTerms(e *env) {
 		b.lost(short, "a shared hold that has expired beside a longer one")
 		a.keep(long)
 
-		// After the longer hold is released, the key must stay taken until the next short hold
-		// ends.
+		// After the longer hold is released, the key must become free when the next short hold ends,
+		// although that hold began beside a longer one.
 		b.join(key, e.term)
 		a.give(long)
 		must(b.grantedAtLast(key))

@@ -280,7 +280,7 @@ func isUnder(kvs []*mvccpb.KeyValue, entry *mvccpb.KeyValue, l *lease) bool {
 
 // outcome returns nil if the lease's term has begun anew. It abandons the hold and returns errGone
 // if the lease has ended, or the entry is not under the lease any more. Then the hold is lost,
-// unless another driver has moved the entry. Otherwise the outcome is unknown.
+// unless another driver has moved the entry. After any other error the outcome is unknown.
 func (r *renewal) outcome() error {
 	leaseEnded := r.beat.err == nil && r.beat.ttl <= 0
 	entryGone := r.err == nil && !r.attached

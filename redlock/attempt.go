@@ -167,7 +167,8 @@ func (a *attempt) askLead(ctx context.Context) bool {
 }
 
 // leadVote waits for the lead's vote, which askLead has requested, and returns it. If the ballot is
-// decided before the lead votes, leadVote returns errNotAsked, so that redsync ends.
+// decided before the lead votes, leadVote returns errNotAsked, because redsync must not wait for a
+// vote that decides nothing.
 func (a *attempt) leadVote() error {
 	select {
 	case <-a.voted:

@@ -40,7 +40,8 @@ func (p *Params) fail(err error) {
 	}
 }
 
-// Bool returns a parameter that is true or false, or otherwise if the parameter is missing.
+// Bool returns a parameter that is true or false. If the parameter is missing, Bool returns the
+// argument otherwise.
 func (p *Params) Bool(name string, otherwise bool) bool {
 	text, ok := p.Values[name]
 	if !ok {

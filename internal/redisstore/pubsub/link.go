@@ -241,8 +241,9 @@ func subscribe(ctx context.Context, rdb redis.UniversalClient) (*redis.PubSub, e
 	return ps, nil
 }
 
-// The variable ended is a context that has already ended. With it, PubSub does not replace a failed
-// connection without a report. PubSub still obeys the deadline of a context derived from ended.
+// The variable ended is a context that has already ended. PubSub sends on its connection all the
+// same, until the deadline of a context derived from ended. But if the connection fails, PubSub
+// returns the error, and makes no new connection, because that needs a context that lasts.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
