@@ -450,9 +450,9 @@ func (h *hold) loseLocked(why *LostError) []*Lease {
 	h.renewer.unscheduleLocked(h)
 	h.renewer.unreserveLocked(h)
 
-	// Let the next caller ask the store before the contexts have ended. That is safe, because
-	// Lease.Err, and Err and Done of the leases' contexts, already report the loss. Only the
-	// contexts derived from those contexts end a moment later.
+	// Let the next caller ask the store before endContext runs. That is safe, because Lease.Err, and
+	// Err and Done of the leases' contexts, report the loss already. Only contexts derived from them
+	// wait for endContext.
 	h.endedLocked()
 	return ended
 }

@@ -37,7 +37,7 @@ type change struct {
 	then      []clientv3.Op
 	otherwise []clientv3.Op
 
-	sent   bool          // a flight has taken it
+	sent   bool          // a flight has taken it, or its caller has left before that
 	done   chan struct{} // closed when the fields below are set
 	answer txnAnswer
 	err    error

@@ -75,6 +75,7 @@ func (d *driver) setUp(ctx context.Context) error {
 		return diagnose(err)
 	}
 	defer c.Release()
+	// The argument own is false, because the set-up needs no parameters of the session.
 	if err := d.notice(ctx, c.Conn(), false); err != nil {
 		return diagnose(err)
 	}
