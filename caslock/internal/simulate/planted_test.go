@@ -44,8 +44,8 @@ var planted = []struct{ name, file, code, bug string }{
 	{
 		name: "a late answer to a renewal counts from the retry",
 		file: "caslock.go",
-		code: "		return !over",
-		bug:  "		g = grant(c, 0, now); return !over",
+		code: "		return writes\n	})\n	return g, err",
+		bug:  "		g = grant(c, 0, now); return writes\n	})\n	return g, err",
 	},
 	{
 		name: "a fence by the clock only",
