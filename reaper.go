@@ -169,16 +169,19 @@ func (r *reaper) acquire(ctx context.Context, cl backend.Claim, bound time.Durat
 	if r.caller.Prompt(ctx) {
 		// calls.Call would do the same, but its closures would be on the heap.
 		err = errNoReturn
+		unsent := false
 		defer func() { // also if the driver or a method of ctx panics
 			// If the driver is in this process, the outcome of a call that returns is known.
 			known := r.traits.Reach == backend.Process && err != errNoReturn
-			if err != nil && !known {
+			if err != nil && !known && !unsent {
 				r.failed(cl, err)
 			}
 		}()
 		g, err = calls.Direct(&r.caller, ctx, r.closing, bound,
-			func(ctx context.Context) (backend.Grant, error) {
-				return r.driver.Acquire(ctx, cl)
+			func(ctx context.Context) (g backend.Grant, err error) {
+				g, err = r.driver.Acquire(ctx, cl)
+				err, unsent = calls.TakeUnsent(err)
+				return g, err
 			})
 		return g, err
 	}
@@ -207,12 +210,14 @@ func (r *reaper) guard(cl backend.Claim,
 	f func(context.Context) (backend.Grant, error), late func(backend.Grant, error)) {
 	f = func(ctx context.Context) (g backend.Grant, err error) {
 		err = errNoReturn
+		unsent := false
 		defer func() { // also if the driver panics
-			if err != nil {
+			if err != nil && !unsent {
 				r.failed(cl, err)
 			}
 		}()
 		g, err = ask(ctx, cl)
+		err, unsent = calls.TakeUnsent(err)
 		return g, err
 	}
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/internal/calls"
 )
 
 // driver is a [backend.Driver] that keeps its locks in a Store.
@@ -26,7 +27,6 @@ type driver struct {
 	polls   bool   // the store is no Watcher
 
 	renewals renewals
-	failures failures
 }
 
 // New returns a Client whose locks are in store. Nil options mean the defaults. New creates and
@@ -63,7 +63,6 @@ func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
 		writer:  rand.Text(),
 	}
 	d.renewals.byHold = map[hold]*renewal{}
-	d.failures.byToken = map[string]failure{}
 
 	if _, ok := store.(Watcher); ok {
 		return d, nil
@@ -120,12 +119,15 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	}
 
 	a := &attempt{claim: c, writer: d.writer, polls: d.polls, sent: map[uint64]backend.Grant{}}
-	err := d.records.update(ctx, c.Key, c.Timeout, v, a.edit)
-	switch {
-	case err == nil:
-		d.failures.forget(c.Token)
-	case !backend.Definite(err):
-		d.failures.note(c.Token, len(a.sent) > 0)
+	wrote := false // a hold, or an intent
+	err := d.records.update(ctx, c.Key, c.Timeout, v,
+		func(v *view, now time.Time) (*record, error) {
+			r, err := a.edit(v, now)
+			wrote = wrote || r != nil
+			return r, err
+		})
+	if err != nil && !wrote && !backend.Definite(err) {
+		err = &calls.Unsent{Err: err} // only a read has failed
 	}
 	return a.grant, err
 }
@@ -184,10 +186,6 @@ func (d *driver) try(
 // Release frees the key, or leaves it taken until c.KeepUntil by a token that no caller has.
 // KeepUntil has no effect on a shared hold.
 func (d *driver) Release(ctx context.Context, c backend.Claim) error {
-	if d.failures.holdNothing(c.Token) {
-		return backend.ErrLost
-	}
-
 	err := d.change(ctx, &c, func(it item, r *record, now time.Time) (writes bool) {
 		if rest := c.KeepUntil.Sub(now); rest > 0 && it.Kind != kindShared {
 			it.Kind = kindMinHold
