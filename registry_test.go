@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -54,8 +55,13 @@ func (d short) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, err
 	return d.Driver.Acquire(ctx, c)
 }
 
+var lastShort short // the driver that Open has made last
+
 func init() {
-	hasp.Register("short", func(context.Context, hasp.Config) (backend.Driver, error) { return newShort(), nil })
+	hasp.Register("short", func(context.Context, hasp.Config) (backend.Driver, error) {
+		lastShort = newShort()
+		return lastShort, nil
+	})
 }
 
 func TestOpenRefusesWhatIsWrong(t *testing.T) {
@@ -164,6 +170,22 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	if len(s.all) != 2 || s.all[1].Owner != "m@e" || s.all[1].Key != "k" {
 		t.Errorf("got events %v", s.all)
 	}
+}
+
+// poll=20s sets Options.Backoff, whose pauses are shortened by up to a half.
+func TestPoll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := await.Value(hasp.Open(t.Context(), "short://?poll=20s", nil))
+		defer c.Close()
+		other := await.Value(hasp.New(lastShort, nil))
+		defer other.Close()
+
+		l := lockNow(t, other, "k")
+		time.AfterFunc(time.Second, func() { unlock(t, l) })
+		began := time.Now()
+		unlock(t, lockNow(t, c, "k"))
+		between(t, "the pause before the next attempt", time.Since(began), 10*time.Second, 20*time.Second)
+	})
 }
 
 func panics(t testing.TB, what string, f func()) {

@@ -145,6 +145,7 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	// rest is long enough for several slow attempts.
 	slices.Sort(took)
 	longest := took[len(took)-1]
-	d.report(redisstore.OK, "latency", fmt.Sprintf("a lock and its unlock take %s, at most %s of %d; a term shorter than %s is at risk",
+	d.report(redisstore.OK, "latency", fmt.Sprintf(
+		"a lock and its unlock take %s, and %s in the worst of %d; a term shorter than %s is at risk",
 		text.Duration(took[len(took)/2]), text.Duration(longest), len(took), text.Duration(10*longest)))
 }
