@@ -39,10 +39,10 @@ func TestParseURL(t *testing.T) {
 // maxTTL is the longest term that the strategy short grants.
 const maxTTL = 3 * time.Second
 
-// short is a driver that grants no term above maxTTL.
-type short struct{ Driver }
+// short is a driver that polls and grants no term above maxTTL.
+type short struct{ backend.Driver }
 
-func newShort() short { return short{memlock.NewDriver().(Driver)} }
+func newShort() short { return short{memlock.NewDriver()} }
 
 func (short) Traits() backend.Traits {
 	return backend.Traits{MaxTTL: maxTTL, Reach: backend.Process}
@@ -172,19 +172,19 @@ func TestConfigWinsOverOptions(t *testing.T) {
 	}
 }
 
-// poll=20s sets Options.Backoff, whose pauses are shortened by up to a half.
+// poll=2s sets Options.Backoff, whose pauses are shortened by up to a half.
 func TestPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := await.Value(hasp.Open(t.Context(), "short://?poll=20s", nil))
+		c := await.Value(hasp.Open(t.Context(), "short://?ttl=3s&poll=2s", nil))
 		defer c.Close()
-		other := await.Value(hasp.New(lastShort, nil))
+		other := await.Value(hasp.New(lastShort, &hasp.Options{TTL: maxTTL}))
 		defer other.Close()
 
 		l := lockNow(t, other, "k")
-		time.AfterFunc(time.Second, func() { unlock(t, l) })
+		time.AfterFunc(time.Millisecond, func() { unlock(t, l) })
 		began := time.Now()
 		unlock(t, lockNow(t, c, "k"))
-		between(t, "the pause before the next attempt", time.Since(began), 10*time.Second, 20*time.Second)
+		between(t, "the pause before the next attempt", time.Since(began), time.Second, 2*time.Second)
 	})
 }
 
