@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"os"
@@ -62,9 +63,11 @@ func (r *results) parts() map[string]string {
 
 var part = regexp.MustCompile(`(?s)<!-- bench: ([a-z0-9-]+) -->\n.*?<!-- /bench -->`)
 
-// fill returns a page with its parts filled. Each table names its commit and date.
+// fill returns a page with its parts filled. If no part describes the run, each table names its
+// commit and date.
 func (r *results) fill(page []byte) (filled []byte, err error) {
 	parts := r.parts()
+	described := bytes.Contains(page, []byte("<!-- bench: run -->"))
 	filled = part.ReplaceAllFunc(page, func(old []byte) []byte {
 		name := string(part.FindSubmatch(old)[1])
 		text := r.run()
@@ -76,7 +79,10 @@ func (r *results) fill(page []byte) (filled []byte, err error) {
 			case !hasRows(table):
 				err = fmt.Errorf("part %q has no figures", name)
 			}
-			text = fmt.Sprintf("%s\nCommit %s, %s.\n", table, r.Commit, r.date())
+			text = table
+			if !described {
+				text += fmt.Sprintf("\nCommit %s, %s.\n", r.Commit, r.date())
+			}
 		}
 		return fmt.Appendf(nil, "<!-- bench: %s -->\n%s<!-- /bench -->", name, text)
 	})

@@ -1,3 +1,5 @@
+//go:build unix
+
 package election
 
 import (
@@ -6,9 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,11 +24,11 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
-	"github.com/hasplock/hasp/caslock"
-	"github.com/hasplock/hasp/caslock/internal/fakekube"
-	"github.com/hasplock/hasp/caslock/k8slease"
+	"github.com/hasplock/hasp/caslock/internal/adaptertest"
+	_ "github.com/hasplock/hasp/caslock/k8slease"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/kubetest"
 )
 
 const (
@@ -34,15 +36,17 @@ const (
 	term  = 2 * time.Second
 )
 
-// world is a fake API server, and how many hold the Lease at the moment.
+// world is an API server, and how many hold the Lease at the moment.
 type world struct {
 	t      *testing.T
-	server *fakekube.Server
+	server *kubetest.Server
+	url    string // of the strategy kube
 	inside atomic.Int32
 }
 
 func newWorld(t *testing.T) *world {
-	return &world{t: t, server: fakekube.Serve(t)}
+	s := kubetest.Start(t)
+	return &world{t: t, server: s, url: s.URL(s.Host, "default", s.TokenFile)}
 }
 
 // enter checks that no other holds the Lease.
@@ -53,18 +57,14 @@ func (w *world) enter(name string) (leave func()) {
 	return func() { w.inside.Add(-1) }
 }
 
-func newStore(addr string) *k8slease.Store {
-	return k8slease.New(&http.Client{Transport: &http.Transport{}}, "http://"+addr, "default")
-}
-
 // newLocks returns a Client of hasp.
-func newLocks(addr string) (*hasp.Client, error) {
-	return caslock.New(context.Background(), newStore(addr), &hasp.Options{TTL: term, Owner: "worker"})
+func newLocks(url string) (*hasp.Client, error) {
+	return hasp.Open(context.Background(), url, &hasp.Options{TTL: term, Owner: "worker"})
 }
 
 // locks returns a Client that is closed at the end of the test.
 func (w *world) locks() *hasp.Client {
-	c, err := newLocks(w.server.Addr)
+	c, err := newLocks(w.url)
 	await.Must(w.t, err)
 	w.t.Cleanup(func() { c.Close() })
 	return c
@@ -73,13 +73,14 @@ func (w *world) locks() *hasp.Client {
 // leads runs an election of client-go until ctx ends, and then releases the Lease or dies. It calls
 // lead while it leads, and returns when client-go has returned.
 func (w *world) leads(ctx context.Context, name string, release bool, lead func(ctx context.Context)) {
-	client, err := coordination.NewForConfig(&rest.Config{Host: "http://" + w.server.Addr,
-		ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}})
-	if err != nil {
-		w.t.Error(err)
-		return
-	}
-	e, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+	c := await.Value(hasp.ParseURL(w.url))
+	host, _, _ := strings.Cut(c.Nodes[0], "/")
+	client := await.Value(coordination.NewForConfig(&rest.Config{
+		Host:            "https://" + host,
+		BearerTokenFile: c.Params["token_file"],
+		TLSClientConfig: rest.TLSClientConfig{CAFile: c.Params["ca"]},
+	}))
+	e := await.Value(leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Name: lease, Namespace: "default"}, Client: client,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: name}},
 		LeaseDuration: term, RenewDeadline: term * 3 / 4, RetryPeriod: term / 20, ReleaseOnCancel: release,
@@ -87,18 +88,13 @@ func (w *world) leads(ctx context.Context, name string, release bool, lead func(
 			OnStartedLeading: lead,
 			OnStoppedLeading: func() {},
 		},
-	})
-	if err != nil {
-		w.t.Error(err)
-		return
-	}
+	}))
 	e.Run(ctx)
 }
 
 // A leader of client-go keeps hasp out as long as it renews. A term after its death, hasp gets the
 // key. TestProcesses has leaders that release.
 func TestLeaderOfClientGo(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
 	ctx, stop := context.WithCancel(t.Context())
 	leading, ended := make(chan struct{}), make(chan time.Time, 1)
@@ -130,7 +126,6 @@ func TestLeaderOfClientGo(t *testing.T) {
 // A holder of hasp keeps client-go out as long as it renews. A term after the holder was cut off,
 // client-go leads. TestProcesses has holders that release.
 func TestHolderOfHasp(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
 	l := await.Value(w.locks().Lock(t.Context(), lease))
 	leave := w.enter("hasp")
@@ -151,15 +146,14 @@ func TestHolderOfHasp(t *testing.T) {
 	w.server.Stop()
 	<-l.Context().Done()
 	leave()
-	await.Must(t, w.server.Start(true))
+	await.Must(t, w.server.Start(t.Context(), true))
 	await.Return(t, "the election", func() { <-leading })
 }
 
 // client-go cuts times to whole seconds. It sees a renewal in the second of the grant nevertheless.
 func TestARenewalInTheSecondOfTheGrant(t *testing.T) {
-	t.Parallel()
 	w, ctx := newWorld(t), t.Context()
-	d := await.Value(caslock.NewDriver(ctx, newStore(w.server.Addr)))
+	d := await.Value(adaptertest.Driver(ctx, w.url))
 	time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 	c := backend.Claim{Key: lease, Token: "token", TTL: term + 900*time.Millisecond, Timeout: term}
 	await.Value(d.Acquire(ctx, c))
@@ -190,7 +184,7 @@ type process struct {
 
 // contend is the role of such a process.
 func contend(args []string) error {
-	kind, w, parent := args[0], &world{server: &fakekube.Server{Addr: args[1]}}, crew.Parent()
+	kind, w, parent := args[0], &world{url: args[1]}, crew.Parent()
 	work := func(valid func() bool) {
 		start := time.Now().UnixNano()
 		if !valid() {
@@ -229,12 +223,11 @@ func TestMain(m *testing.M) {
 
 // Two clusters of processes take turns on one Lease, while some of them are stopped and killed.
 func TestProcesses(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
 	var mu sync.Mutex // guards turns
 	var turns []turn
 	start := func(kind string) *process {
-		child := await.Value(crew.Start("contend", kind, w.server.Addr))
+		child := await.Value(crew.Start("contend", kind, w.url))
 		p := &process{Process: child, kind: kind}
 		go func() {
 			for of := [2]int64{}; p.Receive(&of) == nil; {
