@@ -91,6 +91,7 @@ func TestCloseWaitsForCalls(t *testing.T) {
 		for _, ends := range []backend.Cancellation{backend.CancelNone, backend.CancelPrompt} {
 			runEnds(t, fmt.Sprint(name, ends), ends, nil, func(t *bench) {
 				l := t.lock("k")
+				t.ends = backend.CancelNone // the store answers even after Close has begun
 				if name != "Extend" && name != "Unlock" {
 					unlock(t, l)
 				}

@@ -47,6 +47,7 @@ func TestLockThatDoesNotReturn(t *testing.T) {
 		{where: "Err", taken: true},
 		{where: "Done", taken: true},
 		{where: "Done", taken: true, first: true},
+		{where: "Err", taken: true, first: true, more: options{hasp.WithFence()}}, // no hold is handed over
 		{where: "Done", taken: true, opts: options{oneSlot}},
 		{where: "Err", taken: true, opts: options{oneSlot}},
 		{where: "Backoff", taken: true, first: true, opts: options{oneSlot}},

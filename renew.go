@@ -91,7 +91,7 @@ func (r *renewer) closeLocked() (ended []*Lease) {
 func (r *renewer) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	idle := false // the heap was empty in the last round, and r.wake has had no signal since
+	idle := false // the heap was empty in the last round
 	for {
 		now, _ := r.clock.Read()
 		r.mu.Lock()
@@ -117,7 +117,6 @@ func (r *renewer) run() {
 		select {
 		case <-timer.C:
 		case <-r.wake:
-			idle = false
 		}
 	}
 }

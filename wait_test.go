@@ -150,7 +150,7 @@ func TestLastAttemptARoundTripBeforeTheEnd(t *testing.T) {
 			far(t.faulty, trip)
 			time.AfterFunc(time.Minute-3*trip, func() { t.faulty.Break(context.Background(), "k") })
 			ctx := timeout(t, t.Context(), deadline)
-			unlock(t, t.lockIn(ctx, "k", opts...))
+			unlock(t, await.Value(hasp.LockAll(ctx, t.Client, []string{"k"}, opts...))) // by a Lock
 		})
 	}
 }

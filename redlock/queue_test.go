@@ -116,6 +116,9 @@ func TestAWaiterThatLeavesAfterTheReleaseWakesTheNext(t *testing.T) {
 		l := newLine(t, 3, 2)
 		time.AfterFunc(trip/2, l.cancels[0])
 		l.serve(0, 10*time.Millisecond, 2)
+		if !l.ct.isContended("k") {
+			t.Error("the holder has not learned from its release that others wait")
+		}
 	})
 }
 

@@ -183,6 +183,23 @@ func TestNewSetVotesAtOnce(t *testing.T) {
 	}
 }
 
+// A node whose mark another process writes meanwhile is not marked to wait.
+func TestAMarkOfAnotherProcessIsAwaited(t *testing.T) {
+	three(t, func(tr trial) {
+		mini := tr.vs[2].Mini
+		mark := await.Value(mini.Get(markKey))
+		mini.Del(markKey)
+		time.AfterFunc(newSetPause/2, func() {
+			if !mini.Exists(markKey) {
+				_ = mini.Set(markKey, mark)
+			}
+		})
+		tr.another().warm(aClaim("k"))
+		tr.each("0", down)
+		tr.another().acquire(aClaim("k"))
+	})
+}
+
 // away lists the ways in which a node may not answer.
 var away = map[string]disturb{"hangs": hang, "is down": down}
 

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/hasplock/hasp/backend"
 )
 
 type key struct{}
@@ -107,6 +109,17 @@ func TestSplit(t *testing.T) {
 		if parent, quit, deadline := Split(c.ctx); parent != c.parent || quit != c.quit || deadline != c.deadline {
 			t.Errorf("%v: got %v, %v, %v", c.ctx, parent, quit, deadline)
 		}
+	}
+}
+
+// The store's answer counts, although the context has ended.
+func TestAnswerAfterTheEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Direct(&Caller{}, ctx, nil, time.Second, func(context.Context) (int, error) {
+		return 0, backend.ErrHeld
+	}); err != backend.ErrHeld {
+		t.Error(err)
 	}
 }
 

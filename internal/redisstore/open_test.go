@@ -17,6 +17,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
 	"github.com/hasplock/hasp/internal/testcert"
 )
@@ -157,6 +158,9 @@ func TestCertificatesAreReadForEachConnection(t *testing.T) {
 		t.Helper()
 		_, err := s.Do(t.Context(), "ping")
 		wantsOutage(t, err, want)
+		if !resp.IsUnsent(err) {
+			t.Errorf("%v: may have been sent", err)
+		}
 	}
 
 	_, _, err := testcert.Write(filepath.Dir(srv.CertFile), "localhost")

@@ -117,6 +117,11 @@ func replicasConfirm(t *testing.T, set *redistest.Cluster) {
 	if n := waits(t, master) - before; n < 1 {
 		t.Error("the new master was not asked to wait")
 	}
+	early := await.Timeout(t, 30*time.Second) // go-redis itself asks for the slots once a minute
+	until(t, "the new map of slots", func() bool {
+		at := await.Value(s.find(t.Context(), "w"))
+		return early.Err() == nil && at.addr == set.Master("w").Addr
+	})
 }
 
 func TestRepliesThatTookNothing(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -59,8 +60,8 @@ func TestSentOnce(t *testing.T) {
 				wants(t, "warm", int64(1), way.add(ctx, s, "warm "+way.name))
 				key := fmt.Sprint(way.name, fault)
 				c.proxy.Fail(key, fault)
-				if r := way.add(ctx, s, key); r.Err == nil {
-					t.Errorf("%s: no error", key)
+				if r := way.add(ctx, s, key); r.Err == nil || resp.IsUnsent(r.Err) {
+					t.Errorf("%s: got %v", key, r.Err)
 				}
 				count := func() string { return c.direct.Get(ctx, key).Val() }
 				// The server may execute it late.
