@@ -32,18 +32,18 @@ type settings struct {
 	servers []string // URLs without user
 	options []nats.Option
 	bucket  jetstream.KeyValueConfig
-	create  bool
-	clock   bool
+	create  bool // see Store
+	clock   bool // see Store
 }
 
-// owned is a Store whose connection is closed with the driver.
-type owned struct {
+// ownStore is a Store whose connection is closed with the driver.
+type ownStore struct {
 	*Store
 	nc *nats.Conn
 }
 
 // Close closes the connection.
-func (o owned) Close() error {
+func (o ownStore) Close() error {
 	o.nc.Close()
 	return nil
 }
@@ -97,12 +97,13 @@ func (s *settings) driver(ctx context.Context) (d backend.Driver, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return caslock.NewDriver(ctx, owned{store, nc})
+	return caslock.NewDriver(ctx, ownStore{store, nc})
 }
 
-// timeoutPerHost returns how long a connection attempt to one host may take. Hosts are tried one
-// after another, so each gets an equal part of the time until ctx ends. A tenth of that time
-// remains for the bucket.
+// timeoutPerHost returns the library's timeout for one host. nats.Connect takes no context, and tries
+// the hosts one after another. So each host gets an equal part of nine tenths of the time until ctx
+// ends. The rest is for the bucket. The library applies the timeout to the dial, and once more to
+// the handshake after it.
 func timeoutPerHost(ctx context.Context, hosts int) time.Duration {
 	rest := hasp.DefaultTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -130,9 +131,11 @@ func parse(c hasp.Config) (*settings, error) {
 
 	s := &settings{options: []nats.Option{
 		nats.Name("hasp"),
+		nats.ReconnectWait(200 * time.Millisecond),
+
+		// Reconnect for ever, and send no request after its caller has left.
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
-		nats.ReconnectWait(200 * time.Millisecond),
 
 		// Reconnect also after a refused password, because it may be changed at the server first.
 		nats.IgnoreAuthErrorAbort(),
@@ -159,7 +162,7 @@ func parse(c hasp.Config) (*settings, error) {
 	for _, host := range strings.Split(hosts, ",") {
 		name, port, err := net.SplitHostPort(host)
 		if err != nil { // host has no port, or is malformed
-			name = strings.Trim(host, "[]")
+			name = strings.Trim(host, "[]") // of an IPv6 address
 			port = defaultPort
 		}
 		n, err := strconv.ParseUint(port, 10, 16)
