@@ -100,10 +100,10 @@ func (s *settings) driver(ctx context.Context) (d backend.Driver, err error) {
 	return caslock.NewDriver(ctx, ownStore{store, nc})
 }
 
-// timeoutPerHost returns the library's timeout for one host. nats.Connect takes no context, and tries
-// the hosts one after another. So each host gets an equal part of nine tenths of the time until ctx
-// ends. The rest is for the bucket. The library applies the timeout to the dial, and once more to
-// the handshake after it.
+// timeoutPerHost returns the library's timeout for one host. The function nats.Connect takes no
+// context, and tries the hosts one after another. So each host gets an equal part of nine tenths of
+// the time until ctx ends. The rest is for the bucket. The library applies the timeout to the dial,
+// and once more to the handshake after it.
 func timeoutPerHost(ctx context.Context, hosts int) time.Duration {
 	rest := hasp.DefaultTimeout
 	if end, ok := ctx.Deadline(); ok {
