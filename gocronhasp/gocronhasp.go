@@ -70,8 +70,8 @@ func (k *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 		return nil, &hasp.Error{Op: "trylock", Key: key, Err: err}
 	}
 
-	// Other calls share the array of k.opts. Clip it, so that a Locker that appends an option copies
-	// the array first.
+	// Other calls share the array of k.opts. Clip it, so that a Locker that appends an option
+	// copies the array first.
 	lease, err := k.l.TryLock(context.WithoutCancel(ctx), key, slices.Clip(k.opts)...)
 	if err != nil {
 		return nil, err // do not return lease, because a nil *Lease in a gocron.Lock is not nil
@@ -108,8 +108,8 @@ func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Opt
 		defer close(e.done)
 		err := hasp.Lead(ctx, l, key, e.lead, opts...)
 
-		// Close and the end of NewElector's ctx both end this ctx. If err only says that, the Elector
-		// has ended as it should. Any other error is kept, such as the error of the Unlock.
+		// Close and the end of NewElector's ctx both end this ctx. If err only says that, the
+		// Elector has ended as it should. Any other error is kept, such as the error of the Unlock.
 		isUsual := ctx.Err() != nil && errors.Is(err, ctx.Err())
 		if !isUsual {
 			e.err = err
@@ -124,7 +124,8 @@ func (e *Elector) lead(ctx context.Context, lease *hasp.Lease) error {
 	e.lease.Store(lease)
 	<-ctx.Done()
 
-	// From now on IsLeader returns ErrNotLeader, although Lead unlocks the key only after the return.
+	// From now on IsLeader returns ErrNotLeader, although Lead unlocks the key only after the
+	// return.
 	e.lease.Store(nil)
 
 	// This is nil if only ctx has ended, and ErrClosed if the Client has closed, which ends Lead.

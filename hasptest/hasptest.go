@@ -199,8 +199,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	d.link.mu.Lock()
 	uncut := d.link.uncut
 	if uncut.Err() != nil {
-		// The link is cut. Do not queue, but fail: at once if the store is down, and otherwise after
-		// the claim's Timeout, because the answer is delayed for longer.
+		// The link is cut. Do not queue, but fail: at once if the store is down, and otherwise
+		// after the claim's Timeout, because the answer is delayed for longer.
 		d.link.mu.Unlock()
 		call, cancel := context.WithTimeout(ctx, c.Timeout)
 		defer cancel()

@@ -353,8 +353,8 @@ func (d *driver) closedErr() error {
 	}
 }
 
-// findHoldLocked returns the entry of c.Key if c.Token holds the key, and otherwise nil. If the hold
-// is shared, findHoldLocked also returns the reader.
+// findHoldLocked returns the entry of c.Key if c.Token holds the key, and otherwise nil. If the
+// hold is shared, findHoldLocked also returns the reader.
 func (s *Store) findHoldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	// A hold whose term has ended is lost, even if the key is still free.
 	e := s.keys[c.Key]
@@ -384,8 +384,8 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 	return e
 }
 
-// grantLocked makes the claim c the holder of the key, or adds c to the readers. The key must be free
-// for c.
+// grantLocked makes the claim c the holder of the key, or adds c to the readers. The key must be
+// free for c.
 func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
 	if !e.isHeld(now) {
 		// Remove what is left of an earlier hold.

@@ -154,9 +154,9 @@ func (o *observer) observe(ctx context.Context, e hasp.Event) {
 		return
 	}
 
-	// If next panics at the beginning of a call or a lease, the call or the lease ends by the panic,
-	// and no event reports that. So record its end here. Otherwise the up-down counters would count
-	// it for ever.
+	// If next panics at the beginning of a call or a lease, the call or the lease ends by the
+	// panic, and no event reports that. So record its end here. Otherwise the up-down counters
+	// would count it for ever.
 	returns := false // stays false if next panics or ends the goroutine
 	defer func() {
 		end, begins := endOf[e.Kind]

@@ -80,8 +80,8 @@ func (s *api) call(ctx context.Context, q request) (lease, error) {
 	}
 }
 
-// send sends a request once. If the server is overloaded and has done nothing, pause is the positive
-// time after which the request may be sent again, and err says that.
+// send sends a request once. If the server is overloaded and has done nothing, pause is the
+// positive time after which the request may be sent again, and err says that.
 func (s *api) send(ctx context.Context, q *request) (a answer, pause time.Duration, err error) {
 	var body io.Reader
 	if q.body != nil {

@@ -96,8 +96,8 @@ const maxName = 253
 
 // name returns the name of the Lease of key. That is the key itself, if Kubernetes allows the name,
 // so that the lock excludes the leader election of client-go on that Lease. Otherwise it is hasp-
-// and a hash. A key that begins with hasp- is hashed as well, because it could look like the name of
-// another key.
+// and a hash. A key that begins with hasp- is hashed as well, because it could look like the name
+// of another key.
 func name(key string) string {
 	isName := len(key) <= maxName && subdomain.MatchString(key)
 	if isName && !strings.HasPrefix(key, "hasp-") {
@@ -125,9 +125,9 @@ func preconditions(version string) map[string]any {
 // specID identifies a spec by its renewTime and its holder, one of which changes with each renewal.
 func specID(renewTime, holder string) string { return renewTime + " " + holder }
 
-// entry returns the entry of a Lease. If another program has changed the spec since the driver wrote
-// the record, that program has the hold, or has left the key free: client-go changes the spec and
-// keeps annotations.
+// entry returns the entry of a Lease. If another program has changed the spec since the driver
+// wrote the record, that program has the hold, or has left the key free: client-go changes the spec
+// and keeps annotations.
 func (l *lease) entry(key string) caslock.Entry {
 	e := caslock.Entry{
 		Value:   []byte(l.Metadata.Annotations[recordName]),
@@ -192,7 +192,7 @@ func newSpec(owner string, ttl time.Duration, now time.Time) (spec map[string]an
 		"holderIdentity":       nil,
 		"renewTime":            renewTime,
 		"leaseTransitions":     now.Nanosecond() / 1000,
-		"leaseDurationSeconds": min(ttl/time.Second+1, math.MaxInt32), // longer than ttl, never shorter
+		"leaseDurationSeconds": min(ttl/time.Second+1, math.MaxInt32), // at least ttl
 	}
 
 	holder := ""

@@ -182,8 +182,8 @@ func connect(conf *rest.Config, namespace string) (*Store, error) {
 	return New(client, u.String(), namespace), nil
 }
 
-// checkRights returns an error if the account lacks the right get or list. The probe of caslock does
-// not find that out.
+// checkRights returns an error if the account lacks the right get or list. The probe of caslock
+// does not find that out.
 func checkRights(ctx context.Context, s *Store) error {
 	if _, err := s.Get(ctx, "hasp-probe"); err != nil {
 		return err

@@ -49,7 +49,7 @@ func hint(err error) string {
 		return "create it, as with nats kv add, or leave out create=false"
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return "the server has no TLS: use nats:// without ca, cert and key"
-	case errors.Is(err, nats.ErrNoResponders): // a request for JetStream reaches no server that has it
+	case errors.Is(err, nats.ErrNoResponders): // no server that is reached has JetStream
 		return enable
 	case errors.Is(err, nats.ErrNoInfoReceived), errors.Is(err, io.EOF): // no greeting of NATS
 		return "that is no NATS server: check the port, which is usually 4222"
@@ -72,9 +72,9 @@ func hint(err error) string {
 		return text // it is about the server's certificate, or not about TLS
 	}
 
-	// If a server gets no certificate, or one that it does not accept, it ends the connection with an
-	// alert of TLS. The library makes that an ErrTLS during the handshake. With TLS 1.3, the alert
-	// comes after the client's handshake, as the error of a read.
+	// If a server gets no certificate, or one that it does not accept, it ends the connection with
+	// an alert of TLS. The library makes that an ErrTLS during the handshake. With TLS 1.3, the
+	// alert comes after the client's handshake, as the error of a read.
 	isTLS := errors.Is(err, nats.ErrTLS) || strings.Contains(err.Error(), "remote error: tls:")
 	if isTLS {
 		return "the server may want a certificate: set the parameters cert and key"

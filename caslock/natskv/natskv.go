@@ -77,7 +77,7 @@ func newStore(
 	unfit := fmt.Errorf("natskv: bucket %q: %w: want no TTL, and a History of 1; "+
 		"if the server has another bucket, delete it", bucket.Bucket, backend.ErrInvalid)
 	if bucket.TTL > 0 || bucket.History > 1 {
-		return nil, unfit // before the bucket is created, because the server would accept these settings
+		return nil, unfit // before the bucket is created, because a server accepts these settings
 	}
 
 	kv, err := js.KeyValue(ctx, bucket.Bucket)
@@ -136,13 +136,13 @@ const all = ">"
 func (s *Store) subject(name string) string { return "$KV." + s.bucket.Bucket + "." + key(name) }
 
 // last returns the last message of name, or of the whole bucket if name is all. If the message is a
-// marker, which says that the value was deleted, isMarker is true. If there is no message, m and err
-// are nil.
+// marker, which says that the value was deleted, isMarker is true. If there is no message, m and
+// err are nil.
 func (s *Store) last(
 	ctx context.Context, name string,
 ) (m *jetstream.RawStreamMsg, isMarker bool, err error) {
-	// While the servers elect a leader, they refuse a read at once instead of waiting for the leader.
-	// An election is short, so ask again until ctx ends.
+	// While the servers elect a leader, they refuse a read at once instead of waiting for the
+	// leader. An election is short, so ask again until ctx ends.
 	subject := s.subject(name)
 	m, err = s.stream.GetLastMsgForSubject(ctx, subject)
 	for codeOf(err) == codeNoLeader && ctx.Err() == nil {

@@ -158,8 +158,9 @@ func (s *Store) get(ctx context.Context, object *string) (caslock.Entry, error) 
 	var e caslock.Entry
 	date, known := middleware.GetServerTime(out.ResultMetadata) // the Date of the reply
 	if s.clock && known && out.LastModified != nil {
-		// The age must not be too large. Last-Modified has whole seconds, so the write may have been
-		// up to a second later. The two times may come from clocks that differ by another second.
+		// The age must not be too large. Last-Modified has whole seconds, so the write may have
+		// been up to a second later. The two times may come from clocks that differ by another
+		// second.
 		e.Age = date.Sub(*out.LastModified) - 2*time.Second
 	}
 

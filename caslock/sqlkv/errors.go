@@ -27,8 +27,8 @@ func has(err error, part string) bool { return err != nil && strings.Contains(er
 // isNoTable reports whether err says that the table does not exist.
 func isNoTable(err error) bool { return has(err, noTable) || has(err, noTableSQLite) }
 
-// isNoRight reports whether err says that the user may not run the statement. A MariaDB also says so
-// if there is no such table, and the user has no right for it.
+// isNoRight reports whether err says that the user may not run the statement. A MariaDB also says
+// so if there is no such table, and the user has no right for it.
 func isNoRight(err error) bool { return has(err, noRight) }
 
 const readOnly = "this server is a read-only replica: use the address of the primary"

@@ -155,8 +155,8 @@ func (s *Store) Close() error {
 	return s.db.Close()
 }
 
-// findTable creates the table unless it exists. It reads the table first, because a user who may not
-// create tables may use one that exists.
+// findTable creates the table unless it exists. It reads the table first, because a user who may
+// not create tables may use one that exists.
 func (s *Store) findTable(ctx context.Context) error {
 	_, err := s.Get(ctx, "")
 	mayLackTable := isNoTable(err) || isNoRight(err)
@@ -193,8 +193,8 @@ func (s *Store) entry(scan func(...any) error) (e caslock.Entry, name string, er
 		return caslock.Entry{}, "", err
 	}
 
-	// A version begins with the boot in which its row was written. If the host has booted since, its
-	// clock has begun again, so the age is not known. By the server's clock, boot is always "".
+	// A version begins with the boot in which its row was written. If the host has booted since,
+	// its clock has begun again, so the age is not known. By the server's clock, boot is always "".
 	boot, _ := s.dialect.clock()
 	if strings.HasPrefix(e.Version, boot) {
 		e.Age = time.Duration(age) * time.Microsecond

@@ -28,8 +28,8 @@ func Node(c hasp.Config, form string) (string, error) {
 	return c.Nodes[0], nil
 }
 
-// Params reads the parameters of a URL. If a value is wrong, the methods note that in Err and go on,
-// so the caller checks Err once, after all of them.
+// Params reads the parameters of a URL. If a value is wrong, the methods note that in Err and go
+// on, so the caller checks Err once, after all of them.
 type Params struct {
 	Values map[string]string
 	Err    error // the first error

@@ -85,7 +85,8 @@ func parse(ctx context.Context, c hasp.Config) (*mysql.Config, error) {
 		return nil, err
 	}
 	if t := c.Params["tls"]; t != "" && !slices.Contains(tlsValues, t) {
-		return nil, adapter.Invalid("parameter tls=%q: want one of %s", t, strings.Join(tlsValues, ", "))
+		return nil, adapter.Invalid("parameter tls=%q: want one of %s",
+			t, strings.Join(tlsValues, ", "))
 	}
 
 	// Only ParseDSN reads the driver's parameters from text. So format a DSN, and parse it.
@@ -111,7 +112,7 @@ func parse(ctx context.Context, c hasp.Config) (*mysql.Config, error) {
 		return nil, err
 	}
 	cfg.Params = map[string]string{"autocommit": "1"} // whatever the server's default is
-	cfg.Logger = &mysql.NopLogger{}                   // the driver would log each connection that ends
+	cfg.Logger = &mysql.NopLogger{}                   // otherwise each lost connection is logged
 	if end, ok := ctx.Deadline(); ok {
 		// Bound each dial, which may outlive the call that it began for.
 		cfg.Timeout = time.Until(end)
@@ -126,8 +127,8 @@ func parseNode(c hasp.Config) (*url.URL, error) {
 		return nil, err
 	}
 
-	// A password may contain these characters without the encoding of URLs. Then url.Parse would find
-	// the end of the password, or of the node, at a wrong place.
+	// A password may contain these characters without the encoding of URLs. Then url.Parse would
+	// find the end of the password, or of the node, at a wrong place.
 	place := strings.TrimPrefix(node, "mysql://")
 	if strings.ContainsAny(place, "?#") || strings.Count(place, "@") > 1 {
 		return nil, adapter.Invalid("the node has several @, or a ? or #: in a password write %%40, %%3F "+

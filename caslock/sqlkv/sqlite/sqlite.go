@@ -34,9 +34,9 @@ const (
 )
 
 // settings are the pragmas of each connection. A write that waits for another process polls for up
-// to busy_timeout, in milliseconds. It comes before journal_mode, whose change needs a lock as well.
-// With synchronous NORMAL, the last writes may be missing after the host has crashed. That is safe,
-// because the crash also ends all holders.
+// to busy_timeout, in milliseconds. It comes before journal_mode, whose change needs a lock as
+// well. With synchronous NORMAL, the last writes may be missing after the host has crashed. That is
+// safe, because the crash also ends all holders.
 const settings = "?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)" +
 	"&_pragma=synchronous(NORMAL)&_txlock=immediate"
 
