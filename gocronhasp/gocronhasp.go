@@ -108,8 +108,8 @@ func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Opt
 		defer close(e.done)
 		err := hasp.Lead(ctx, l, key, e.lead, opts...)
 
-		// Close and the end of NewElector's ctx both end this ctx. If err only says that, the
-		// Elector has ended as it should. Any other error is kept, such as the error of the Unlock.
+		// Close and the end of NewElector's ctx both end this ctx. An err that matches this end is
+		// usual, even if there was an outage before. Keep any other error, such as the Unlock's.
 		isUsual := ctx.Err() != nil && errors.Is(err, ctx.Err())
 		if !isUsual {
 			e.err = err

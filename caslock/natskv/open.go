@@ -129,7 +129,37 @@ func parse(c hasp.Config) (*settings, error) {
 		return nil, adapter.Invalid("node: want %s", form)
 	}
 
-	s := &settings{options: []nats.Option{
+	s := &settings{options: newOptions()}
+
+	// A password may contain @, so the last @ ends the password.
+	if i := strings.LastIndex(rest, "@"); i >= 0 {
+		user, err := userOption(rest[:i])
+		if err != nil {
+			return nil, err
+		}
+		s.options = append(s.options, user)
+		rest = rest[i+1:]
+	}
+
+	hosts, bucket, _ := strings.Cut(rest, "/")
+	s.servers, err = serverURLs(scheme, hosts)
+	if err != nil {
+		return nil, err
+	}
+
+	s.bucket.Bucket = strings.TrimSuffix(bucket, "/")
+	if s.bucket.Bucket == "" {
+		return nil, adapter.Invalid("node: no bucket after the hosts, such as /locks: want %s", form)
+	}
+	if strings.Trim(s.bucket.Bucket, bucketRunes) != "" {
+		return nil, adapter.Invalid("node: bucket %q: want letters, digits, - and _", s.bucket.Bucket)
+	}
+	return s, s.params(c.Params)
+}
+
+// newOptions returns the options of every connection.
+func newOptions() []nats.Option {
+	return []nats.Option{
 		nats.Name("hasp"),
 		nats.ReconnectWait(200 * time.Millisecond),
 
@@ -146,40 +176,25 @@ func parse(c hasp.Config) (*settings, error) {
 
 		// Let the timeout of a host bound the lookup of its name.
 		nats.SkipHostLookup(),
-	}}
-
-	// A password may contain @, so the last @ ends the password.
-	if i := strings.LastIndex(rest, "@"); i >= 0 {
-		user, err := userOption(rest[:i])
-		if err != nil {
-			return nil, err
-		}
-		s.options = append(s.options, user)
-		rest = rest[i+1:]
 	}
+}
 
-	hosts, bucket, _ := strings.Cut(rest, "/")
-	for _, host := range strings.Split(hosts, ",") {
+// serverURLs returns a URL for each host in a list such as host:4222,host2.
+func serverURLs(scheme, hosts string) (urls []string, err error) {
+	for host := range strings.SplitSeq(hosts, ",") {
 		name, port, err := net.SplitHostPort(host)
 		if err != nil { // host has no port, or is malformed
 			name = strings.Trim(host, "[]") // of an IPv6 address
 			port = defaultPort
 		}
+
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil || n == 0 || name == "" {
 			return nil, adapter.Invalid("node: a host or a port is wrong: want %s", form)
 		}
-		s.servers = append(s.servers, scheme+"://"+net.JoinHostPort(name, port))
+		urls = append(urls, scheme+"://"+net.JoinHostPort(name, port))
 	}
-
-	s.bucket.Bucket = strings.TrimSuffix(bucket, "/")
-	if s.bucket.Bucket == "" {
-		return nil, adapter.Invalid("node: no bucket after the hosts, such as /locks: want %s", form)
-	}
-	if strings.Trim(s.bucket.Bucket, bucketRunes) != "" {
-		return nil, adapter.Invalid("node: bucket %q: want letters, digits, - and _", s.bucket.Bucket)
-	}
-	return s, s.params(c.Params)
+	return urls, nil
 }
 
 const bucketRunes = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
