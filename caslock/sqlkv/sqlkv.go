@@ -46,7 +46,7 @@ import (
 type Dialect struct {
 	table  string // creates the table
 	insert string // inserts a row, unless the name has one
-	now    string // an expression for the time; it and its argument, the clock's up, are microseconds
+	now    string // an expression for the time in microseconds; its argument is the clock's up
 
 	// check returns an error if the database cannot keep locks.
 	check func(ctx context.Context, db *sql.DB) error
