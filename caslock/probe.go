@@ -21,10 +21,11 @@ func probe(ctx context.Context, store Store) (deletes bool, err error) {
 	key := probePrefix + rand.Text()
 	r := record{Key: []byte(key), Write: uint64(time.Now().UnixMicro())}
 
-	// Open a connection for each writer, so that the writes of a race overlap.
+	// Open a connection for each writer, so that the writes of a race overlap. In an outage, the
+	// writes fail as well, and race returns their error.
 	parallel.Each(probeWriters, probeWriters, func(int) { _, _ = store.Get(ctx, key) })
 
-	versions := []string{""} // oldest first
+	versions := []string{""} // of the key, oldest first; "" means that it is absent
 	for range 3 {
 		next, err := race(ctx, store, &r, versions)
 		if err != nil {
@@ -36,10 +37,11 @@ func probe(ctx context.Context, store Store) (deletes bool, err error) {
 	err = store.Delete(ctx, key, versions[1]) // an old version, so the store must refuse
 	switch {
 	case err == nil, errors.Is(err, errors.ErrUnsupported):
-		return false, nil
+		return false, nil // the store ignores the version, or has no Delete
 	case !errors.Is(err, ErrConflict):
 		return false, err
 	}
+
 	if err := store.Delete(ctx, key, versions[3]); err != nil { // the present version
 		return false, err
 	}
@@ -65,24 +67,28 @@ const probeWriters = 8
 // race lets writers put records at the same time. The store has the last of the versions, which
 // eight writers expect. One more writer for each earlier version expects that one, and must fail.
 // Exactly one of the eight may succeed. The result next is its new version. If more writers
-// succeed, or next is an old version, the error is backend.ErrInvalid.
+// succeed, or next is an old version, the error is backend.ErrInvalid. race raises r.Write, so that
+// the next race writes other values.
 func race(ctx context.Context, store Store, r *record, versions []string) (next string, err error) {
+	// Each writer expects one of these versions. The last one is in versions once already.
 	last := versions[len(versions)-1:]
-	expected := slices.Concat(versions, slices.Repeat(last, probeWriters-1)) // versions has one last
-	made := make([]string, len(expected))                                    // the new versions
-	errs := make([]error, len(expected))
-	number := r.Write
-	r.Write += uint64(len(expected)) // no two values are equal
-	parallel.Each(len(expected), len(expected), func(i int) {
-		value := record{Key: r.Key, Write: number + uint64(i)}
-		made[i], errs[i] = store.Put(ctx, string(r.Key), []byte(value.encode()), expected[i])
+	expect := slices.Concat(versions, slices.Repeat(last, probeWriters-1))
+	writers := len(expect)
+
+	first := r.Write
+	r.Write += uint64(writers) // no two values are equal
+	newVersions := make([]string, writers)
+	errs := make([]error, writers)
+	parallel.Each(writers, writers, func(i int) {
+		value := record{Key: r.Key, Write: first + uint64(i)}
+		newVersions[i], errs[i] = store.Put(ctx, string(r.Key), []byte(value.encode()), expect[i])
 	})
 
 	winners := 0
 	for i, e := range errs {
 		if e == nil {
 			winners++
-			next = made[i]
+			next = newVersions[i]
 		}
 		if !errors.Is(e, ErrConflict) {
 			err = cmp.Or(err, e) // the first error that is no refusal
@@ -90,12 +96,12 @@ func race(ctx context.Context, store Store, r *record, versions []string) (next 
 	}
 
 	switch {
-	case winners == 0:
+	case winners == 0: // also if all were refused, although eight have expected the last version
 		return "", cmp.Or(err, ErrConflict)
 	case winners > 1, slices.Contains(versions, next):
 		return "", fmt.Errorf("%w: the store does not compare versions in one step with the write, "+
 			"so it cannot keep locks: use one whose conditional writes are atomic",
 			backend.ErrInvalid)
 	}
-	return next, nil // without err, because a busy store may fail the other writers
+	return next, nil // without err, because a busy store may not answer the other writers
 }

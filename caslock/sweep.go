@@ -9,15 +9,15 @@ import (
 	"github.com/hasplock/hasp/caslock/internal/parallel"
 )
 
-// sweeper removes what dead processes have left, and records of free keys. It has a goroutine of
-// its own, so no release waits for its many calls.
+// sweeper removes what dead processes have left, and records of free keys. Each sweep runs on a
+// goroutine of its own, so no release waits for its many calls.
 type sweeper struct {
 	records  *records
 	tasks    *tasks
-	off      bool // the store does not compare versions when it deletes
-	releases atomic.Int64
-	running  atomic.Bool
-	position string // where the next page begins; belongs to the goroutine
+	off      bool         // the store does not compare versions when it deletes
+	releases atomic.Int64 // the number of releases so far, plus a random number
+	running  atomic.Bool  // a sweep runs
+	position string       // where the next page begins; only the sweep that runs uses it
 }
 
 // newSweeper returns a sweeper whose first sweep is after a random number of releases, because most
@@ -47,6 +47,7 @@ func (s *sweeper) start() {
 		return
 	}
 
+	// If Close has begun, no sweep starts, now or later, so running may stay true.
 	_ = s.tasks.run(context.Background(), func(ctx context.Context) {
 		defer s.running.Store(false)
 		_ = s.sweep(ctx) // after an error, the next sweep begins with the first page
@@ -55,7 +56,7 @@ func (s *sweeper) start() {
 
 // sweep reads one page of records. It removes dead items: those that this driver has seen unchanged
 // for their whole term. It also removes records that have had no items for a while. If a write
-// fails, a later sweep does it.
+// fails, or is refused because another driver has written the record, a later sweep does it.
 func (s *sweeper) sweep(ctx context.Context) error {
 	// A page that takes longer is given up, and the next sweep begins again.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)

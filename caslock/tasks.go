@@ -10,8 +10,10 @@ type tasks struct {
 	closing context.Context // ends when Close begins
 	end     context.CancelFunc
 
-	mu    sync.Mutex // taken by run and stop, so that no task starts after Close
-	group sync.WaitGroup
+	// The method run holds mu while it starts a task, and stop while it ends closing. So no task
+	// starts after stop has begun to wait.
+	mu    sync.Mutex
+	group sync.WaitGroup // the tasks that run
 }
 
 func newTasks() *tasks {

@@ -72,6 +72,7 @@ func Of(ctx context.Context) (uint64, error) {
 	if w, ok := ctx.Value(withKey).(with); ok && w.around == l {
 		return w.fence, nil
 	}
+
 	switch {
 	case l == nil:
 		return 0, fmt.Errorf("%w: the context is not of a lease", ErrNone)

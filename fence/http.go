@@ -20,11 +20,13 @@ func Handler(next http.Handler) http.Handler {
 			http.Error(w, "the header "+Header+" is missing", http.StatusPreconditionRequired)
 			return
 		}
+
 		f, err := strconv.ParseUint(values[0], 10, 64)
 		if err != nil || f == 0 || len(values) > 1 {
 			http.Error(w, "the header "+Header+" is not one number above zero", http.StatusBadRequest)
 			return
 		}
+
 		next.ServeHTTP(w, r.WithContext(With(r.Context(), f)))
 	})
 }

@@ -45,7 +45,7 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string) error {
 	// they have waited for the lock, so seen includes what other holders have written.
 	table := cmp.Or(s.Table, "fences")
 	var seen uint64
-	if s.MySQL {
+	if s.MySQL { // MySQL has no RETURNING, so a second statement reads the fence
 		_, err = tx.ExecContext(ctx, "INSERT INTO "+table+" (resource, fence) VALUES (?, ?)"+
 			" ON DUPLICATE KEY UPDATE fence = GREATEST(fence, ?)", resource, int64(f), int64(f))
 		if err == nil {

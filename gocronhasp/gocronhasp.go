@@ -65,9 +65,13 @@ func NewLocker(l hasp.Locker, minHold time.Duration, opts ...hasp.Option) *Locke
 // [errors.ErrUnsupported] say that the job never runs. gocron discards the error of Unlock, so use
 // hasp.Options.Observe to learn of losses.
 func (k *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
+	// The lease must last when ctx ends, so TryLock must not see the end of ctx. Check ctx here.
 	if err := ctx.Err(); err != nil {
 		return nil, &hasp.Error{Op: "trylock", Key: key, Err: err}
 	}
+
+	// Other calls share the array of k.opts. Clip it, so that a Locker that appends an option
+	// copies the array first.
 	lease, err := k.l.TryLock(context.WithoutCancel(ctx), key, slices.Clip(k.opts)...)
 	if err != nil {
 		return nil, err // do not return lease, because a nil *Lease in a gocron.Lock is not nil
@@ -84,8 +88,8 @@ var ErrNotLeader = errors.New("gocronhasp: not the leader")
 type Elector struct {
 	lease  atomic.Pointer[hasp.Lease] // the present lease; nil if this Elector does not lead
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the Elector has stopped competing
-	err    error         // why the Elector has stopped; read it only after done is closed
+	done   chan struct{} // closed when the Elector no longer competes
+	err    error         // what Close returns; set before done is closed, and read only after that
 }
 
 var _ gocron.Elector = (*Elector)(nil)
@@ -102,20 +106,30 @@ func NewElector(ctx context.Context, l hasp.Locker, key string, opts ...hasp.Opt
 	e := &Elector{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(e.done)
-		err := hasp.Lead(ctx, l, key, e.hold, opts...)
+		err := hasp.Lead(ctx, l, key, e.lead, opts...)
 
-		// If Close or ctx has ended the Elector, do not report that as an error.
-		if ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+		// Close and the end of NewElector's ctx both end this ctx. An err that matches this end is
+		// usual, even if there was an outage before. Keep any other error, such as the Unlock's.
+		isUsual := ctx.Err() != nil && errors.Is(err, ctx.Err())
+		if !isUsual {
 			e.err = err
 		}
 	}()
 	return e
 }
 
-func (e *Elector) hold(ctx context.Context, lease *hasp.Lease) error {
+// lead is the function that Lead runs while this process leads. It blocks until ctx, the context of
+// the lease, ends: by a loss, by Close, with the ctx of NewElector, or when the Client closes.
+func (e *Elector) lead(ctx context.Context, lease *hasp.Lease) error {
 	e.lease.Store(lease)
 	<-ctx.Done()
-	e.lease.Store(nil) // before Lead unlocks the key
+
+	// From now on IsLeader returns ErrNotLeader, although Lead unlocks the key only after the
+	// return.
+	e.lease.Store(nil)
+
+	// This is nil if only ctx has ended, and ErrClosed if the Client has closed, which ends Lead.
+	// After a loss, Lead discards it and competes again.
 	return lease.Err()
 }
 
@@ -128,15 +142,17 @@ func (e *Elector) hold(ctx context.Context, lease *hasp.Lease) error {
 // [hasp.ErrClosed]. gocron discards the error and skips the run. A wrong option is reported only a
 // moment after NewElector, because an Elector starts in the background.
 func (e *Elector) IsLeader(ctx context.Context) error {
-	if lease := e.lease.Load(); lease != nil && lease.Err() == nil {
+	lease := e.lease.Load()
+	if lease != nil && lease.Err() == nil {
 		return nil
 	}
+
 	select {
 	case <-e.done:
 		if e.err != nil {
 			return fmt.Errorf("%w: %w", ErrNotLeader, e.err)
 		}
-	default:
+	default: // the Elector competes, so e.err must not be read
 	}
 	return ErrNotLeader
 }

@@ -43,6 +43,8 @@ func (l *Locker) Another(o *hasp.Options) *Locker { return newLocker(l.store, o)
 func newLocker(s *memlock.Store, o *hasp.Options) *Locker {
 	o = cmp.Or(o, &hasp.Options{})
 	l := &Locker{store: s, link: newLink(cmp.Or(o.Timeout, hasp.DefaultTimeout))}
+
+	// The other program needs the same Prefix, so that Hold and Lose mean the same keys.
 	other := &hasp.Options{Owner: "hasptest", Prefix: o.Prefix}
 	var err1, err2 error
 	l.Client, err1 = hasp.New(newDriver(s, l.link), o)
@@ -120,8 +122,11 @@ func newLink(timeout time.Duration) *link {
 func (l *link) set(down bool, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.down, l.delay = down, delay
-	if down || delay >= l.timeout {
+	l.down = down
+	l.delay = delay
+
+	noAnswer := down || delay >= l.timeout
+	if noAnswer {
 		l.cut()
 		l.waiters.Wait() // cannot deadlock, because a waiter does not lock mu before it has left
 	} else if l.uncut.Err() != nil {
@@ -146,14 +151,16 @@ func answer[T any](ctx context.Context, d *driver, call func() (T, error)) (v T,
 	if !down {
 		v, err = call()
 	}
+
 	if delay > 0 {
 		select {
 		case <-time.After(delay):
 		case <-ctx.Done():
 			return *new(T), ctx.Err()
 		}
-		down, _ = d.link.state()
+		down, _ = d.link.state() // the test may have called Down during the delay
 	}
+
 	if down {
 		return *new(T), errDown
 	}
@@ -178,7 +185,8 @@ func newDriver(s *memlock.Store, l *link) *driver { return &driver{s.Driver().(s
 // Traits are those of a store in a network.
 func (d *driver) Traits() backend.Traits {
 	t := d.store.Traits()
-	t.Reach, t.Cancellation = backend.Network, backend.CancelPrompt
+	t.Reach = backend.Network
+	t.Cancellation = backend.CancelPrompt
 	return t
 }
 
@@ -186,13 +194,13 @@ func (d *driver) Acquire(ctx context.Context, c backend.Claim) (backend.Grant, e
 	return answer(ctx, d, func() (backend.Grant, error) { return d.store.Acquire(ctx, c) })
 }
 
-// Wait queues in the store until it grants the key, or until the link is cut.
+// Wait queues in the store until it grants the key, until the link is cut, or until ctx ends.
 func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, error) {
 	d.link.mu.Lock()
 	uncut := d.link.uncut
 	if uncut.Err() != nil {
-		// The link is cut. Do not queue, but fail: at once if the store is down, and otherwise when
-		// the answer has been delayed for the Timeout.
+		// The link is cut. Do not queue, but fail: at once if the store is down, and otherwise
+		// after the claim's Timeout, because the answer is delayed for longer.
 		d.link.mu.Unlock()
 		call, cancel := context.WithTimeout(ctx, c.Timeout)
 		defer cancel()
@@ -205,7 +213,8 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	defer cancel()
 	defer context.AfterFunc(uncut, cancel)()
 	g, err := d.store.Wait(queued, c)
-	d.link.waiters.Done()
+	d.link.waiters.Done() // c is not in the queue any more
+
 	if uncut.Err() != nil { // even if the store has granted the key, the answer does not arrive
 		return backend.Grant{}, errDown
 	}
@@ -215,16 +224,22 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 	return answer(ctx, d, func() (backend.Grant, error) { return g, nil }) // after the delay
 }
 
-// Renew makes one call for each claim. A claim whose call is not answered has errDown.
-func (d *driver) Renew(ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error)) {
-	backend.RenewEach(ctx, cs, done, func(ctx context.Context, c backend.Claim) (backend.Grant, error) {
-		return answer(ctx, d, func() (g backend.Grant, err error) {
-			err = errDown // if ctx has ended, the store does not call the function below
-			d.store.Renew(ctx, []backend.Claim{c}, func(_ int, granted backend.Grant, e error) {
-				g, err = granted, e
-			})
-			return g, err
+// Renew makes one call for each claim. The error of a claim is errDown if its call is not answered.
+func (d *driver) Renew(
+	ctx context.Context, cs []backend.Claim, done func(int, backend.Grant, error),
+) {
+	backend.RenewEach(ctx, cs, done, d.renew)
+}
+
+// renew renews the hold of c.
+func (d *driver) renew(ctx context.Context, c backend.Claim) (backend.Grant, error) {
+	return answer(ctx, d, func() (grant backend.Grant, err error) {
+		err = errDown // if ctx has ended, the store does not call the function below
+		d.store.Renew(ctx, []backend.Claim{c}, func(_ int, g backend.Grant, e error) {
+			grant = g
+			err = e
 		})
+		return grant, err
 	})
 }
 
@@ -242,8 +257,11 @@ func (d *driver) Break(ctx context.Context, key string) error {
 	return err
 }
 
-// List asks the store once whether the link answers. The entries that follow are not delayed.
-func (d *driver) List(ctx context.Context, prefix string, timeout time.Duration) iter.Seq2[backend.Entry, error] {
+// List first makes a call that does nothing, so that List fails if the link does not answer. The
+// entries that follow are not delayed.
+func (d *driver) List(
+	ctx context.Context, prefix string, timeout time.Duration,
+) iter.Seq2[backend.Entry, error] {
 	return func(yield func(backend.Entry, error) bool) {
 		call, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()

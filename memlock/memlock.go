@@ -115,6 +115,7 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 
 	timer := time.NewTimer(0) // is reset before each use
 	defer timer.Stop()
+
 	for {
 		g, rest, err := d.poll(ctx, e, w)
 		if err != nil {
@@ -131,7 +132,7 @@ func (d *driver) Wait(ctx context.Context, c backend.Claim) (backend.Grant, erro
 			expired = timer.C
 		}
 
-		select {
+		select { // whatever has happened, poll finds out
 		case <-w.wake:
 		case <-expired:
 		case <-ctx.Done():
@@ -206,7 +207,7 @@ func (d *driver) renew(c backend.Claim) (backend.Grant, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	e, r := s.heldLocked(c, now)
+	e, r := s.findHoldLocked(c, now)
 	if e == nil {
 		return backend.Grant{}, backend.ErrLost
 	}
@@ -238,11 +239,11 @@ func (d *driver) Release(_ context.Context, c backend.Claim) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	e, r := s.heldLocked(c, now)
+	e, r := s.findHoldLocked(c, now)
 	switch {
 	case e == nil:
 		return backend.ErrLost
-	case r != nil:
+	case r != nil: // a shared hold, on which KeepUntil has no effect
 		delete(e.readers, c.Token)
 	case c.KeepUntil.After(now):
 		e.claim.Token = minHoldToken
@@ -329,7 +330,7 @@ func (d *driver) Break(_ context.Context, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.keys[key]; e != nil {
-		e.claim.Token = ""
+		e.claim.Token = "" // no exclusive holder
 		e.readers = nil
 		s.advanceLocked(e, time.Now())
 	}
@@ -352,12 +353,12 @@ func (d *driver) closedErr() error {
 	}
 }
 
-// heldLocked returns the entry of c.Key if c.Token holds the key, and otherwise nil. If the hold is
-// shared, heldLocked also returns the reader.
-func (s *Store) heldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
+// findHoldLocked returns the entry of c.Key if c.Token holds the key, and otherwise nil. If the
+// hold is shared, findHoldLocked also returns the reader.
+func (s *Store) findHoldLocked(c backend.Claim, now time.Time) (*entry, *reader) {
 	// A hold whose term has ended is lost, even if the key is still free.
 	e := s.keys[c.Key]
-	if e == nil || !e.held(now) {
+	if e == nil || !e.isHeld(now) {
 		return nil, nil
 	}
 	if r := e.readers[c.Token]; r != nil && now.Before(r.until) {
@@ -383,15 +384,17 @@ func (s *Store) entryLocked(key string, now time.Time) *entry {
 	return e
 }
 
-// grantLocked makes the claim c the holder of the key, or adds c to the readers.
+// grantLocked makes the claim c the holder of the key, or adds c to the readers. The key must be
+// free for c.
 func (s *Store) grantLocked(e *entry, c backend.Claim, now time.Time) backend.Grant {
-	if !e.held(now) {
+	if !e.isHeld(now) {
 		// Remove what is left of an earlier hold.
 		e.claim = backend.Claim{}
 		e.readers = nil
 		e.until = now
 		e.fence = 0
 	}
+
 	if c.Fenced {
 		s.fence++
 		e.fence = s.fence
@@ -423,7 +426,7 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 		// Make the waiter set its timer again. It may have become the first just now, or the timer
 		// may run until the end of an old term.
 		next.signal()
-	case !e.held(now):
+	case !e.isHeld(now):
 		delete(s.keys, e.key)
 		if s.limit > minLimit && len(s.keys) <= s.limit/8 {
 			s.sweepLocked(now) // frees the memory of the map, which is now far too large
@@ -436,7 +439,7 @@ func (s *Store) advanceLocked(e *entry, now time.Time) {
 func (s *Store) sweepLocked(now time.Time) {
 	keys := map[string]*entry{}
 	for key, e := range s.keys {
-		if e.held(now) || e.queue.Len() > 0 {
+		if e.isHeld(now) || e.queue.Len() > 0 {
 			keys[key] = e
 		}
 	}
@@ -447,18 +450,18 @@ func (s *Store) sweepLocked(now time.Time) {
 // entry is a key that has a holder or waiters.
 type entry struct {
 	key   string
-	claim backend.Claim // the exclusive holder's claim; Token is empty if there is none
+	claim backend.Claim // the exclusive holder's claim; Token is empty if there is no such holder
 	fence uint64        // the largest fence of the holders, or 0
 	since time.Time     // the time at which the exclusive hold began
-	until time.Time     // when its term ends
+	until time.Time     // the time at which the term of the exclusive hold ends
 	queue list.List     // the waiters (of type *waiter) in order of arrival
 
-	// readers maps tokens to holders of a shared hold. The terms of some may have ended.
+	// readers maps tokens to the holders of shared holds. The terms of some may have ended.
 	readers map[string]*reader
 }
 
-// held reports whether the key has a holder.
-func (e *entry) held(now time.Time) bool {
+// isHeld reports whether the key has a holder.
+func (e *entry) isHeld(now time.Time) bool {
 	isExclusive := e.claim.Token != "" && now.Before(e.until)
 	return isExclusive || e.reader(now) != nil
 }
@@ -475,7 +478,8 @@ func (e *entry) reader(now time.Time) *reader {
 	return nil
 }
 
-// rest returns the rest of the holder's term, or of the longest term of the readers.
+// rest returns the rest of the holder's term, or of the longest term of the readers. If the key has
+// readers, until lies in the past: see grantLocked.
 func (e *entry) rest(now time.Time) time.Duration {
 	until := e.until
 	for _, r := range e.readers {
@@ -486,14 +490,14 @@ func (e *entry) rest(now time.Time) time.Duration {
 
 // freeFor reports whether the key has no holder that excludes c.
 func (e *entry) freeFor(c backend.Claim, now time.Time) bool {
-	joins := c.Shared && len(e.readers) > 0 // if all readers' terms have ended, held is false
-	return !e.held(now) || joins
+	joins := c.Shared && len(e.readers) > 0 // if all readers' terms have ended, isHeld is false
+	return !e.isHeld(now) || joins
 }
 
 // status returns what Inspect and List say of the key. It names 1,000 readers at most.
 func (e *entry) status(now time.Time) (st backend.Status) {
 	const maxShown = 1000
-	if e.held(now) {
+	if e.isHeld(now) {
 		st = backend.Status{Held: true, TTL: e.rest(now), Fence: e.fence}
 		if len(e.readers) == 0 {
 			st.Owner = e.claim.Owner
@@ -517,7 +521,7 @@ func (e *entry) status(now time.Time) (st backend.Status) {
 // holder, the error names none, because the caller is refused for the sake of callers that wait.
 func (e *entry) refusal(now time.Time) *backend.HeldError {
 	he := &backend.HeldError{}
-	if e.held(now) {
+	if e.isHeld(now) {
 		he.Owner = e.claim.Owner
 		he.RetryAfter = e.rest(now)
 		he.Waited = e.claim.Waited
@@ -538,7 +542,7 @@ func (e *entry) first() *waiter {
 	return nil
 }
 
-// enter adds c to the readers. The fence of c, if it wants one, is e.fence.
+// enter adds c to the readers. If c asks for a fence, its fence is e.fence, which is new.
 func (e *entry) enter(c backend.Claim, now time.Time) backend.Grant {
 	r := &reader{owner: c.Owner, until: now.Add(c.TTL)}
 	g := backend.Grant{Until: trustedUntil(now, c.TTL)}

@@ -19,10 +19,10 @@ var bounds = []float64{0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300
 // metrics contains the instruments of one call of Observe.
 type metrics struct {
 	config *config
-	begun  sync.Map // the values of hasp.key whose counters have begun at 0
+	keys   sync.Map // the values of hasp.key whose counters beginCounters has begun
 
-	mu    sync.RWMutex        // guards known
-	known map[labels]measured // attribute sets, kept because they are costly to create
+	mu   sync.RWMutex            // guards sets
+	sets map[labels]attributeSet // a cache, because a set is costly to create
 
 	waitTime, useTime                  metric.Float64Histogram
 	count, pending, followers, leaders metric.Int64UpDownCounter
@@ -33,15 +33,17 @@ type metrics struct {
 // empty, its attribute is left out.
 type labels struct{ state, op, errorType, loss, key string }
 
-// The type measured contains a set of attributes in the form that instruments accept.
-type measured struct {
-	add    []metric.AddOption
-	record []metric.RecordOption
+// attributeSet is one set of attributes, in the forms that instruments accept.
+type attributeSet struct {
+	add    []metric.AddOption    // for counters
+	record []metric.RecordOption // for histograms
 }
 
+// init creates the instruments, and begins those counters at 0 whose attributes are known from the
+// start. The counters of a key begin with the first event of the key.
 func (m *metrics) init(c *config) {
 	m.config = c
-	m.known = map[labels]measured{}
+	m.sets = map[labels]attributeSet{}
 
 	meter := c.meters.Meter(scope)
 	m.waitTime = instrument(meter.Float64Histogram("hasp.client.lock.wait_time",
@@ -74,7 +76,7 @@ func (m *metrics) init(c *config) {
 		metric.WithUnit("{failure}"),
 		metric.WithDescription("The number of renewals that failed or were not answered.")))
 
-	// Begin the counters at 0. If a counter began at 1, Prometheus would miss the first increase.
+	// If a counter began at 1, Prometheus would miss the first increase.
 	ctx := context.Background()
 	m.beginCounters(ctx, "")
 	m.count.Add(ctx, 0, m.with(labels{state: "used"}).add...)
@@ -103,12 +105,13 @@ func (m *metrics) beginCounters(ctx context.Context, key string) {
 	}
 }
 
-func (m *metrics) with(l labels) measured {
+// with returns the set of the attributes in l and those of WithAttributes.
+func (m *metrics) with(l labels) attributeSet {
 	m.mu.RLock()
-	known, ok := m.known[l]
+	set, ok := m.sets[l]
 	m.mu.RUnlock()
 	if ok {
-		return known
+		return set
 	}
 
 	attrs := []attribute.KeyValue{
@@ -120,21 +123,25 @@ func (m *metrics) with(l labels) measured {
 
 	isEmpty := func(a attribute.KeyValue) bool { return a.Value.AsString() == "" }
 	attrs = slices.DeleteFunc(attrs, isEmpty)
-	set := metric.WithAttributeSet(attribute.NewSet(m.config.attributes(l.key, attrs...)...))
-	made := measured{[]metric.AddOption{set}, []metric.RecordOption{set}}
+	option := metric.WithAttributeSet(attribute.NewSet(m.config.attributes(l.key, attrs...)...))
+	set = attributeSet{[]metric.AddOption{option}, []metric.RecordOption{option}}
+
+	// If another goroutine has stored the same set since, replace it, because the two are equal.
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.known[l] = made
-	return made
+	m.sets[l] = set
+	return set
 }
 
-const leads = "lead"
+// opLead is the Op of events of Lead.
+const opLead = "lead"
 
 // record measures the event e. The argument kind is the error.type of e.
 func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 	switch {
 	case e.Kind == hasp.EventRequested && key != "":
-		if _, ok := m.begun.LoadOrStore(key, true); !ok {
+		_, hasBegun := m.keys.LoadOrStore(key, true)
+		if !hasBegun {
 			m.beginCounters(ctx, key)
 		}
 	case e.Kind == hasp.EventRenewFailed:
@@ -143,7 +150,7 @@ func (m *metrics) record(ctx context.Context, e hasp.Event, kind, key string) {
 		m.losses.Add(ctx, 1, m.with(labels{loss: lossReason(e.Err), key: key}).add...)
 	}
 
-	if e.Op == leads {
+	if e.Op == opLead {
 		m.lead(ctx, e, kind, key)
 	} else {
 		m.lock(ctx, e, kind, key)
@@ -161,16 +168,20 @@ func (m *metrics) lock(ctx context.Context, e hasp.Event, kind, key string) {
 		if e.Reentry {
 			return // there was no wait, and the hold is counted already
 		}
-		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: e.Op, errorType: kind, key: key}).record...)
-		if e.Kind == hasp.EventAcquired {
+		wait := m.with(labels{op: e.Op, errorType: kind, key: key})
+		m.waitTime.Record(ctx, e.Wait.Seconds(), wait.record...)
+
+		isTimeout := kind == "held" || kind == "deadline_exceeded"
+		switch {
+		case e.Kind == hasp.EventAcquired:
 			m.count.Add(ctx, 1, m.with(labels{state: "used", key: key}).add...)
-		} else if e.Op == "lock" && (kind == "held" || kind == "deadline_exceeded") {
+		case e.Op == "lock" && isTimeout: // a TryLock does not wait, so it does not time out
 			m.timeouts.Add(ctx, 1, m.with(labels{key: key}).add...)
 		}
 
 	case hasp.EventReleased, hasp.EventDetached, hasp.EventLost:
 		if e.Reentry {
-			return
+			return // the hold of the outer lease goes on
 		}
 		m.count.Add(ctx, -1, m.with(labels{state: "used", key: key}).add...)
 		m.useTime.Record(ctx, e.Hold.Seconds(), m.with(labels{errorType: kind, key: key}).record...)
@@ -190,7 +201,8 @@ func (m *metrics) lead(ctx context.Context, e hasp.Event, kind, key string) {
 		m.leaders.Add(ctx, 1, add...)
 	case hasp.EventRefused:
 		m.followers.Add(ctx, -1, add...)
-		m.waitTime.Record(ctx, e.Wait.Seconds(), m.with(labels{op: leads, errorType: kind, key: key}).record...)
+		wait := m.with(labels{op: opLead, errorType: kind, key: key})
+		m.waitTime.Record(ctx, e.Wait.Seconds(), wait.record...)
 	case hasp.EventReleased, hasp.EventDetached, hasp.EventLost:
 		m.leaders.Add(ctx, -1, add...)
 	}

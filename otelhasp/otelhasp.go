@@ -75,8 +75,8 @@ type Option func(*config)
 type config struct {
 	meters    metric.MeterProvider
 	tracers   trace.TracerProvider
-	attrs     []attribute.KeyValue
-	key       func(string) string // nil if there is no WithKey
+	attrs     []attribute.KeyValue // of WithAttributes
+	key       func(string) string  // nil if there is no WithKey
 	holdSpans bool
 }
 
@@ -138,42 +138,51 @@ func newObserver(next func(context.Context, hasp.Event), opts []Option) *observe
 		o.tracers = otel.GetTracerProvider()
 	}
 	o.metrics.init(&o.config)
-	o.spans.config, o.spans.tracer = &o.config, o.tracers.Tracer(scope)
+	o.spans.config = &o.config
+	o.spans.tracer = o.tracers.Tracer(scope)
 	return o
 }
 
+// observe records the event e, and then calls next, so that next sees metrics that include e.
 func (o *observer) observe(ctx context.Context, e hasp.Event) {
 	key := ""
 	if o.key != nil {
 		key = o.key(e.Key)
 	}
-	kind := errorType(e.Err)
-	o.metrics.record(ctx, e, kind, key)
-	o.spans.record(ctx, e, kind, key)
+	o.record(ctx, e, errorType(e.Err), key)
 	if o.next == nil {
 		return
 	}
 
-	returns := false
+	// If next panics at the beginning of a call or a lease, the call or the lease ends by the
+	// panic, and no event reports that. So record its end here. Otherwise the up-down counters
+	// would count it for ever.
+	returns := false // stays false if next panics or ends the goroutine
 	defer func() {
-		// If next panics at the beginning of a call or a lease, no event will report the end.
-		var begins bool
-		e.Kind, begins = ends[e.Kind]
-		if !returns && begins {
-			o.metrics.record(ctx, e, "panic", key)
-			o.spans.record(ctx, e, "panic", key)
+		end, begins := endOf[e.Kind]
+		if begins && !returns {
+			e.Kind = end
+			o.record(ctx, e, "panic", key)
 		}
 	}()
 	o.next(ctx, e)
 	returns = true
 }
 
-var ends = map[hasp.EventKind]hasp.EventKind{
+// record records the event e, whose error.type is kind, and whose hasp.key is key.
+func (o *observer) record(ctx context.Context, e hasp.Event, kind, key string) {
+	o.metrics.record(ctx, e, kind, key)
+	o.spans.record(ctx, e, kind, key)
+}
+
+// endOf maps the kind of an event that begins a call or a lease to the kind that reports its end.
+var endOf = map[hasp.EventKind]hasp.EventKind{
 	hasp.EventRequested: hasp.EventRefused,
 	hasp.EventAcquired:  hasp.EventReleased,
 }
 
-// attributes returns the attributes of WithAttributes, those in the slice more, and the key.
+// attributes returns the attributes of WithAttributes, those in the slice more, and the attribute
+// hasp.key unless key is empty.
 func (c *config) attributes(key string, more ...attribute.KeyValue) []attribute.KeyValue {
 	attrs := append(slices.Clone(c.attrs), more...)
 	if key != "" {

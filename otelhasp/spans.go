@@ -25,28 +25,30 @@ func (s *spans) record(ctx context.Context, e hasp.Event, kind, key string) {
 	switch e.Kind {
 	case hasp.EventAcquired, hasp.EventRefused:
 		if e.Reentry {
-			return
+			return // there was no wait, and the span of the hold has begun already
 		}
-		s.waited(ctx, e, kind, key)
+		s.recordWait(ctx, e, kind, key)
 		if s.config.holdSpans && e.Kind == hasp.EventAcquired {
-			s.begin(ctx, e, key)
+			s.beginHold(ctx, e, key)
 		}
 
 	case hasp.EventReleased, hasp.EventDetached, hasp.EventLost:
+		// Without WithHoldSpans, and for a re-entry, there is no such span.
 		if span, ok := s.holds.LoadAndDelete(e.ID); ok {
 			end(span.(trace.Span), kind)
 		}
 
 	case hasp.EventRenewFailed:
 		if span, ok := s.holds.Load(e.ID); ok {
-			span.(trace.Span).AddEvent("renewal failed", trace.WithAttributes(errorTypeKey.String(kind)))
+			span.(trace.Span).AddEvent("renewal failed",
+				trace.WithAttributes(errorTypeKey.String(kind)))
 		}
 	}
 }
 
-// waited creates the whole span of a wait when the wait has ended. The event says how long the wait
-// took.
-func (s *spans) waited(ctx context.Context, e hasp.Event, kind, key string) {
+// recordWait begins and ends the span of a wait, when the wait has ended. The event says how long
+// the wait took.
+func (s *spans) recordWait(ctx context.Context, e hasp.Event, kind, key string) {
 	now := time.Now()
 	attrs := s.config.attributes(key, operationKey.String(e.Op), triesKey.Int(e.Tries))
 	_, span := s.tracer.Start(ctx, "hasp wait",
@@ -54,7 +56,8 @@ func (s *spans) waited(ctx context.Context, e hasp.Event, kind, key string) {
 	end(span, kind, trace.WithTimestamp(now))
 }
 
-func (s *spans) begin(ctx context.Context, e hasp.Event, key string) {
+// beginHold begins the span of a hold, and keeps it until an event with the same ID ends the hold.
+func (s *spans) beginHold(ctx context.Context, e hasp.Event, key string) {
 	attrs := []attribute.KeyValue{operationKey.String(e.Op)}
 	if e.Fence != 0 {
 		attrs = append(attrs, fenceKey.Int64(int64(e.Fence)))
@@ -62,7 +65,7 @@ func (s *spans) begin(ctx context.Context, e hasp.Event, key string) {
 
 	attrs = s.config.attributes(key, attrs...)
 	_, span := s.tracer.Start(ctx, "hasp hold", trace.WithAttributes(attrs...))
-	if span.IsRecording() {
+	if span.IsRecording() { // otherwise the provider discards the span, so its end does not matter
 		s.holds.Store(e.ID, span)
 	}
 }

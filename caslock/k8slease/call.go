@@ -56,18 +56,21 @@ type answer struct {
 // cause names a field that the API server has refused.
 type cause struct{ Field string }
 
-// call sends a request once. If a get finds no Lease, the result is empty. A server that is
-// overloaded answers 429 and has done nothing, so only then call sends the request again.
+// call sends a request, and returns the Lease or the LeaseList in the answer. If a get finds no
+// Lease, the result is empty, and err is nil. A server that is overloaded answers 429 and has done
+// nothing. So after a 429, and only then, call sends the request again, after the pause that the
+// server asks for. If ctx would end during the pause, call returns the error of the 429.
 func (s *api) call(ctx context.Context, q request) (lease, error) {
 	for {
 		a, pause, err := s.send(ctx, &q)
-		if pause == 0 {
+		isOverloaded := pause > 0
+		if !isOverloaded {
 			return a.lease, err
 		}
 
-		end, bounded := ctx.Deadline()
-		if bounded && time.Until(end) <= pause {
-			return a.lease, err
+		end, hasEnd := ctx.Deadline()
+		if hasEnd && time.Until(end) <= pause {
+			return a.lease, err // at once, because the request cannot be sent again in time
 		}
 		select {
 		case <-ctx.Done():
@@ -77,7 +80,8 @@ func (s *api) call(ctx context.Context, q request) (lease, error) {
 	}
 }
 
-// send sends a request. If the server asks for a pause before the next attempt, pause is positive.
+// send sends a request once. If the server is overloaded and has done nothing, pause is the
+// positive time after which the request may be sent again, and err says that.
 func (s *api) send(ctx context.Context, q *request) (a answer, pause time.Duration, err error) {
 	var body io.Reader
 	if q.body != nil {
@@ -107,17 +111,17 @@ func (s *api) send(ctx context.Context, q *request) (a answer, pause time.Durati
 
 	isJSON := json.Unmarshal(text, &a) == nil
 	if resp.StatusCode == http.StatusTooManyRequests {
+		// Without a number of seconds, pause for one.
 		seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
 		pause = time.Duration(max(seconds, 1)) * time.Second
 		if !isJSON {
 			a.Message = string(text) // of the server's flow control, which answers in plain text
 		}
-	}
-
-	if !isJSON && pause == 0 {
+	} else if !isJSON {
 		return a, 0, s.errorf("%s: the answer is no JSON: that is no API server, or a proxy "+
 			"before it has answered: check the address, and https:// or http://", resp.Status)
 	}
+
 	return a, pause, s.refusal(q, resp.StatusCode, &a)
 }
 
@@ -126,18 +130,19 @@ func (s *api) errorf(format string, args ...any) error {
 	return fmt.Errorf("kubernetes at %s: "+format, append([]any{s.host}, args...)...)
 }
 
-// noAnswer explains the error of a request that got no answer.
+// noAnswer explains the error of a request that got no answer. The server may have carried it out.
 func (s *api) noAnswer(err error) error {
 	var outer *url.Error
 	if errors.As(err, &outer) {
 		err = outer.Err // without the long URL
 	}
 
-	at := "kubernetes at " + s.host + ": "
-	return adapter.Explain(at, err, adapter.Hint(err, "ca=FILE, or in the kubeconfig", "kube+http://"))
+	hint := adapter.Hint(err, "ca=FILE, or in the kubeconfig", "kube+http://")
+	return adapter.Explain("kubernetes at "+s.host+": ", err, hint)
 }
 
-// refusal returns the error of a request, or nil if the server has carried it out.
+// refusal returns the error that says why the server has not carried out a request, and what to do
+// about it. It returns nil if the server has carried out the request, or if a get finds no Lease.
 func (s *api) refusal(q *request, code int, a *answer) error {
 	message := fmt.Sprintf("%d: %.300s", code, strings.Join(strings.Fields(a.Message), " "))
 
@@ -176,8 +181,9 @@ func (s *api) refusal(q *request, code int, a *answer) error {
 	return s.errorf("%s", message)
 }
 
-// isConflict reports whether the Lease has another version, or does not exist. A Lease with the
-// same name and the same resourceVersion may have another uid, which the server refuses to change.
+// isConflict reports whether the server has refused a write because the Lease has another version,
+// or does not exist, or, for a create, exists. A Lease with the same name and the same
+// resourceVersion may have another uid, which the server refuses to change.
 func isConflict(q *request, code int, a *answer) bool {
 	switch code {
 	case http.StatusConflict: // also says that a POST found the Lease

@@ -70,7 +70,8 @@ const (
 	// names a label, which is "true".
 	recordName = "hasplock.github.io/record"
 
-	// specName names an annotation, which has the id of the record's spec. See the method entry.
+	// specName names an annotation, which has the specID of the spec that was written together with
+	// the record. See the method entry.
 	specName = "hasplock.github.io/wrote"
 )
 
@@ -87,11 +88,19 @@ type lease struct {
 	Items []lease
 }
 
-var plain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+// subdomain matches the names that Kubernetes allows for a Lease, if they have up to maxName bytes.
+var subdomain = regexp.MustCompile(
+	`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// name returns the name of the Lease of key. A key that begins with hasp- is hashed too.
+const maxName = 253
+
+// name returns the name of the Lease of key. That is the key itself, if Kubernetes allows the name,
+// so that the lock excludes the leader election of client-go on that Lease. Otherwise it is hasp-
+// and a hash. A key that begins with hasp- is hashed as well, because it could look like the name
+// of another key.
 func name(key string) string {
-	if len(key) <= 253 && plain.MatchString(key) && !strings.HasPrefix(key, "hasp-") {
+	isName := len(key) <= maxName && subdomain.MatchString(key)
+	if isName && !strings.HasPrefix(key, "hasp-") {
 		return key
 	}
 	return fmt.Sprintf("hasp-%x", sha256.Sum256([]byte(key)))
@@ -107,21 +116,27 @@ func (l *lease) version() string {
 	return l.Metadata.UID + "/" + l.Metadata.ResourceVersion
 }
 
-// expected returns the fields of a body that name the version which the Lease must have.
-func expected(version string) map[string]any {
+// preconditions returns the fields of a body that name the version which the Lease must have.
+func preconditions(version string) map[string]any {
 	uid, resourceVersion, _ := strings.Cut(version, "/")
 	return map[string]any{"uid": uid, "resourceVersion": resourceVersion}
 }
 
-// entry returns the entry of a Lease. A spec that was not written together with the record is
-// another program's: client-go changes the spec and keeps annotations.
+// specID identifies a spec by its renewTime and its holder, one of which changes with each renewal.
+func specID(renewTime, holder string) string { return renewTime + " " + holder }
+
+// entry returns the entry of a Lease. If another program has changed the spec since the driver
+// wrote the record, that program has the hold, or has left the key free: client-go changes the spec
+// and keeps annotations.
 func (l *lease) entry(key string) caslock.Entry {
 	e := caslock.Entry{
 		Value:   []byte(l.Metadata.Annotations[recordName]),
 		Version: l.version(),
 	}
+
 	holder := l.Spec.HolderIdentity
-	if id := l.Spec.RenewTime + " " + holder; id != l.Metadata.Annotations[specName] {
+	id := specID(l.Spec.RenewTime, holder)
+	if id != l.Metadata.Annotations[specName] {
 		ttl := time.Duration(l.Spec.LeaseDurationSeconds) * time.Second
 		e.Value = caslock.Foreign(key, e.Value, id, holder, ttl)
 	}
@@ -134,9 +149,9 @@ func (s *Store) Get(ctx context.Context, key string) (caslock.Entry, error) {
 	return l.entry(key), err
 }
 
-// Put keeps what others have written into a Lease, also the spec of a leader. In client-go, a term
-// begins with the first sight of a spec, so no two specs may look alike. But client-go cuts
-// renewTime to whole seconds. So leaseTransitions has the microseconds.
+// Put patches the Lease of key if it has this version, or creates the Lease if version is "". A
+// patch keeps the fields that it does not name. If the value has the hold of another program, Put
+// leaves the spec to that program. Otherwise it writes a spec that client-go can read.
 func (s *Store) Put(ctx context.Context, key string, value []byte, version string) (string, error) {
 	annotations := map[string]string{recordName: string(value)}
 	metadata := map[string]any{
@@ -144,9 +159,8 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 		"labels":      map[string]string{recordName: "true"},
 		"annotations": annotations,
 	}
-
 	if version != "" {
-		maps.Copy(metadata, expected(version))
+		maps.Copy(metadata, preconditions(version))
 	}
 	body := map[string]any{
 		"apiVersion": "coordination.k8s.io/v1",
@@ -154,43 +168,51 @@ func (s *Store) Put(ctx context.Context, key string, value []byte, version strin
 		"metadata":   metadata,
 	}
 
-	if owner, ttl, ours := caslock.Holder(value); ours {
-		now := time.Now().UTC()
-		renewTime := now.Format("2006-01-02T15:04:05.000000Z")
-		spec := map[string]any{
-			"holderIdentity":       nil,
-			"renewTime":            renewTime,
-			"leaseTransitions":     now.Nanosecond() / 1000,
-			"leaseDurationSeconds": min(ttl/time.Second+1, math.MaxInt32),
-		}
-
-		holder := ""
-		if ttl > 0 {
-			// This is never the identity of a client-go program.
-			holder = "hasp/" + strings.ToValidUTF8(owner, "?")
-			spec["holderIdentity"] = holder
-		}
-
+	owner, ttl, ours := caslock.Holder(value)
+	if ours {
+		spec, id := newSpec(owner, ttl, time.Now().UTC())
 		body["spec"] = spec
-		annotations[specName] = renewTime + " " + holder
+		annotations[specName] = id
 	}
 
-	q := request{"patch", "/" + name(key), body}
+	q := request{verb: "patch", path: "/" + name(key), body: body}
 	if version == "" {
-		q = request{"create", "", body}
+		q = request{verb: "create", body: body}
 	}
 	l, err := s.api.call(ctx, q)
 	return l.version(), err
 }
 
+// newSpec returns a spec that client-go can read, and its specID. If ttl is 0, the spec has no
+// holder. In client-go, a term begins with the first sight of a spec, so no two specs may look
+// alike. But client-go cuts renewTime to whole seconds. So leaseTransitions has the microseconds.
+func newSpec(owner string, ttl time.Duration, now time.Time) (spec map[string]any, id string) {
+	renewTime := now.Format("2006-01-02T15:04:05.000000Z")
+	spec = map[string]any{
+		"holderIdentity":       nil,
+		"renewTime":            renewTime,
+		"leaseTransitions":     now.Nanosecond() / 1000,
+		"leaseDurationSeconds": min(ttl/time.Second+1, math.MaxInt32), // at least ttl
+	}
+
+	holder := ""
+	if ttl > 0 {
+		// This is never the identity of a client-go program.
+		holder = "hasp/" + strings.ToValidUTF8(owner, "?")
+		spec["holderIdentity"] = holder
+	}
+	return spec, specID(renewTime, holder)
+}
+
 // Delete deletes the Lease of key if it has this version.
 func (s *Store) Delete(ctx context.Context, key, version string) error {
-	preconditions := map[string]any{"preconditions": expected(version)}
-	_, err := s.api.call(ctx, request{"delete", "/" + name(key), preconditions})
+	options := map[string]any{"preconditions": preconditions(version)}
+	_, err := s.api.call(ctx, request{verb: "delete", path: "/" + name(key), body: options})
 	return err
 }
 
-// Scan lists the Leases that the driver has written, whatever their names.
+// Scan lists the Leases that the driver has written, whatever their names. A position is what the
+// server returns as continue.
 func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
 	query := url.Values{
 		"labelSelector": {recordName + "=true"},
@@ -200,7 +222,8 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 
 	list, err := s.api.call(ctx, request{verb: "list", path: "?" + query.Encode()})
 	for _, l := range list.Items {
-		es = append(es, l.entry("")) // without holds of other programs, whose keys are not known
+		// A Lease does not name its key, so a hold of another program gets no key, and is left out.
+		es = append(es, l.entry(""))
 	}
 	return es, list.Metadata.Continue, err
 }

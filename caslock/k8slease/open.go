@@ -25,11 +25,11 @@ var hostParams = []string{"token_file", "ca", "cert", "key", "server_name"}
 
 func init() { hasp.Register("kube", open, append([]string{"context"}, hostParams...)...) }
 
-// owned is a Store whose idle connections are closed with the driver.
-type owned struct{ *Store }
+// ownStore is a Store whose idle connections are closed with the driver.
+type ownStore struct{ *Store }
 
 // Close closes the idle connections.
-func (o owned) Close() error {
+func (o ownStore) Close() error {
 	utilnet.CloseIdleConnectionsFor(o.api.client.Transport)
 	return nil
 }
@@ -53,15 +53,20 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := check(ctx, s); err != nil {
+	if err := checkRights(ctx, s); err != nil {
 		return nil, err
 	}
-	return caslock.NewDriver(ctx, owned{s})
+	return caslock.NewDriver(ctx, ownStore{s})
 }
 
+// label matches the names that Kubernetes allows for a namespace.
 var label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-// parse returns the URL of the API server that a node names, which may be "", and the namespace.
+// parse returns the URL of the API server and the namespace that a node names. A node is
+//   - /NAMESPACE for kube:///NAMESPACE, and then server is "";
+//   - HOST:PORT/NAMESPACE for kube://HOST:PORT/NAMESPACE;
+//   - http://HOST:PORT/NAMESPACE for kube+http://HOST:PORT/NAMESPACE.
+//
 // Errors do not repeat the host, because there may be a password before it.
 func parse(node string) (server, namespace string, err error) {
 	scheme, rest, hasScheme := strings.Cut(node, "://")
@@ -72,7 +77,6 @@ func parse(node string) (server, namespace string, err error) {
 	host, namespace, _ := strings.Cut(rest, "/")
 	namespace = strings.TrimSuffix(namespace, "/")
 
-	u, err := url.Parse(scheme + "://" + host)
 	switch {
 	case scheme != "http" && scheme != "https":
 		return "", "", adapter.Invalid("node: want %s", form)
@@ -82,17 +86,21 @@ func parse(node string) (server, namespace string, err error) {
 	case namespace == "":
 		return "", "", adapter.Invalid("node: no namespace: want %s", form)
 	case !label.MatchString(namespace):
-		return "", "", adapter.Invalid("node: the namespace %q has no valid name: want %s", namespace, form)
+		return "", "", adapter.Invalid("node: the namespace %q has no valid name: want %s",
+			namespace, form)
 	case host == "" && !hasScheme:
 		return "", namespace, nil
-	case err != nil || u.Hostname() == "":
-		return "", "", adapter.Invalid("node: a host or a port is wrong: want %s", form)
 	}
 
+	u, err := url.Parse(scheme + "://" + host)
+	if err != nil || u.Hostname() == "" {
+		return "", "", adapter.Invalid("node: a host or a port is wrong: want %s", form)
+	}
 	return u.String(), namespace, nil
 }
 
-// config returns the settings for a server. If server is "", a kubeconfig or the pod names it.
+// config returns the settings for a server. If server is "", a kubeconfig or the pod names it. The
+// parameters in hostParams are only for a server with TLS, and context is only for a kubeconfig.
 func config(server string, params map[string]string) (*rest.Config, error) {
 	for _, name := range hostParams {
 		if params[name] != "" && !strings.HasPrefix(server, "https:") {
@@ -103,7 +111,6 @@ func config(server string, params map[string]string) (*rest.Config, error) {
 	if server == "" {
 		return defaultConfig(params["context"])
 	}
-
 	if params["context"] != "" {
 		return nil, adapter.Invalid("parameter context: that is for kube:///NAMESPACE")
 	}
@@ -129,18 +136,19 @@ func defaultConfig(contextName string) (*rest.Config, error) {
 		&clientcmd.ConfigOverrides{CurrentContext: contextName},
 	).ClientConfig()
 	switch {
-	case clientcmd.IsEmptyConfig(err):
+	case clientcmd.IsEmptyConfig(err): // there is neither a kubeconfig nor a service account
 		return nil, adapter.Invalid("no kubeconfig, and this is no pod with a service account: " +
 			"set KUBECONFIG, or use kube://HOST:PORT/NAMESPACE?token_file=FILE&ca=FILE")
 	case err != nil:
 		text := strings.Join(strings.Fields(err.Error()), " ")
-		return nil, adapter.Invalid("kubeconfig: %s: check KUBECONFIG, and kubectl config get-contexts", text)
+		return nil, adapter.Invalid(
+			"kubeconfig: %s: check KUBECONFIG, and kubectl config get-contexts", text)
 	}
 
 	return conf, nil
 }
 
-// connect returns a Store with the credentials of conf.
+// connect returns a Store with the credentials of conf. It sends nothing, and changes conf.
 func connect(conf *rest.Config, namespace string) (*Store, error) {
 	conf.UserAgent = "hasp"
 
@@ -174,8 +182,9 @@ func connect(conf *rest.Config, namespace string) (*Store, error) {
 	return New(client, u.String(), namespace), nil
 }
 
-// check checks the rights get and list, which caslock's probe does not need.
-func check(ctx context.Context, s *Store) error {
+// checkRights returns an error if the account lacks the right get or list. The probe of caslock
+// does not find that out.
+func checkRights(ctx context.Context, s *Store) error {
 	if _, err := s.Get(ctx, "hasp-probe"); err != nil {
 		return err
 	}

@@ -55,8 +55,8 @@ type Store struct {
 	kv     jetstream.KeyValue
 	stream jetstream.Stream // of the bucket; its reads go to the leader
 	bucket jetstream.KeyValueConfig
-	clock  bool // the clocks of the servers agree
-	create bool // the bucket, if there is none
+	clock  bool // the clocks of the servers agree within backend.Drift
+	create bool // create the bucket if there is none
 }
 
 // New returns a store in a bucket of js. The store creates the bucket if there is none, also after
@@ -77,13 +77,14 @@ func newStore(
 	unfit := fmt.Errorf("natskv: bucket %q: %w: want no TTL, and a History of 1; "+
 		"if the server has another bucket, delete it", bucket.Bucket, backend.ErrInvalid)
 	if bucket.TTL > 0 || bucket.History > 1 {
-		return nil, unfit // and create no such bucket
+		return nil, unfit // before the bucket is created, because a server accepts these settings
 	}
 
 	kv, err := js.KeyValue(ctx, bucket.Bucket)
 	if create && errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, bucket)
 	}
+
 	var stream jetstream.Stream
 	if err == nil {
 		stream, err = js.Stream(ctx, "KV_"+bucket.Bucket)
@@ -125,21 +126,23 @@ func revision(version string) uint64 {
 	return r
 }
 
-// operation is the header of a message that marks the key as deleted.
-const operation = "KV-Operation"
+// operationHeader is the header of a marker: a message that says that its key was deleted.
+const operationHeader = "KV-Operation"
 
-// all stands for all names.
+// all stands for all names in a call of last. In a subject, ">" matches all that follows.
 const all = ">"
 
 // subject returns the subject of the messages of name.
 func (s *Store) subject(name string) string { return "$KV." + s.bucket.Bucket + "." + key(name) }
 
-// last returns the last message of name. If the message is a marker, which says that the value was
-// deleted, marked is true. If there is no message, m and err are nil. While the servers elect a
-// leader, they answer at once that there is no leader, so last asks again until ctx ends.
+// last returns the last message of name, or of the whole bucket if name is all. If the message is a
+// marker, which says that the value was deleted, isMarker is true. If there is no message, m and
+// err are nil.
 func (s *Store) last(
 	ctx context.Context, name string,
-) (m *jetstream.RawStreamMsg, marked bool, err error) {
+) (m *jetstream.RawStreamMsg, isMarker bool, err error) {
+	// While the servers elect a leader, they refuse a read at once instead of waiting for the
+	// leader. An election is short, so ask again until ctx ends.
 	subject := s.subject(name)
 	m, err = s.stream.GetLastMsgForSubject(ctx, subject)
 	for codeOf(err) == codeNoLeader && ctx.Err() == nil {
@@ -154,19 +157,21 @@ func (s *Store) last(
 		return nil, false, err
 	}
 
-	// The second header is on markers that the server itself has written.
-	marked = m.Header.Get(operation) != "" || m.Header.Get(jetstream.MarkerReasonHeader) != ""
-	return m, marked, nil
+	// Delete writes markers with the first header. The server itself writes markers with the second
+	// header, when a message has expired.
+	isMarker = m.Header.Get(operationHeader) != "" ||
+		m.Header.Get(jetstream.MarkerReasonHeader) != ""
+	return m, isMarker, nil
 }
 
 // Get reads the last value of name. If there is none, the Entry is zero.
 func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
-	m, marked, err := s.last(ctx, name)
+	m, isMarker, err := s.last(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) && s.create {
 		// The server has lost its data, so create the bucket for the next call.
 		_, _ = s.js.CreateKeyValue(ctx, s.bucket)
 	}
-	if m == nil || marked { // there is an error, or no value
+	if m == nil || isMarker { // there is an error, or no value
 		return caslock.Entry{}, err
 	}
 
@@ -192,7 +197,7 @@ func (s *Store) write(
 	ack, err := s.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(at))
 	switch codeOf(err) {
 	case jetstream.JSErrCodeStreamWrongLastSequence,
-		jetstream.JSErrCodeStreamWrongLastSequenceConstant: // another write is in flight
+		jetstream.JSErrCodeStreamWrongLastSequenceConstant: // another write of name is in flight
 		return 0, caslock.ErrConflict
 	}
 
@@ -202,14 +207,16 @@ func (s *Store) write(
 	return ack.Sequence, nil
 }
 
-// Put writes a message if the last message of name has this version.
+// Put writes a message if the last message of name has this version. If at is "", name must have no
+// message, or a marker as its last one.
 func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
 	n, err := s.write(ctx, name, &nats.Msg{Data: value}, revision(at))
 	if at == "" && errors.Is(err, caslock.ErrConflict) {
 		// The last message may be a marker that a Delete has not purged. Then the name is absent,
-		// and its new value comes after the marker.
-		m, marked, lastErr := s.last(ctx, name)
-		if lastErr == nil && marked {
+		// and its new value comes after the marker. After an error of last, return the conflict,
+		// which is true: the first write has changed nothing.
+		m, isMarker, lastErr := s.last(ctx, name)
+		if lastErr == nil && isMarker {
 			n, err = s.write(ctx, name, &nats.Msg{Data: value}, m.Sequence)
 		}
 	}
@@ -223,14 +230,16 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 // Delete writes a marker if the last message of name has this version, and then purges the marker,
 // which would stay for ever. The purge ends at the marker, so it keeps a Put that came after it.
 func (s *Store) Delete(ctx context.Context, name, at string) error {
-	marker := &nats.Msg{Header: nats.Header{operation: {"DEL"}}}
+	marker := &nats.Msg{Header: nats.Header{operationHeader: {"DEL"}}}
 	n, err := s.write(ctx, name, marker, revision(at))
 	if err != nil {
 		return err
 	}
+
+	// If the purge fails, the marker stays until the next Put, which replaces it.
 	return s.stream.Purge(ctx,
 		jetstream.WithPurgeSubject(s.subject(name)),
-		jetstream.WithPurgeSequence(n+1))
+		jetstream.WithPurgeSequence(n+1)) // the first message that stays
 }
 
 // Watch creates a consumer for the changes of name. The library creates it again after an outage,
@@ -239,7 +248,7 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 	// The watch goes on after the end of ctx, which bounds only this call. So the watch gets a
 	// context of its own, and ctx cancels that until Watch returns.
 	own, cancel := context.WithCancel(context.Background())
-	defer context.AfterFunc(ctx, cancel)()
+	defer context.AfterFunc(ctx, cancel)() // from the return on, ctx does not cancel own
 	w, err := s.kv.Watch(own, key(name), jetstream.UpdatesOnly(), jetstream.MetaOnly())
 	err = cmp.Or(ctx.Err(), err) // if ctx has ended, own ends as well, so the watch is of no use
 	if err != nil {
@@ -249,7 +258,7 @@ func (s *Store) Watch(ctx context.Context, name string) (<-chan struct{}, func()
 
 	changes := make(chan struct{}, 1)
 	go func() {
-		defer close(changes)
+		defer close(changes) // if the watch breaks, or stop ends it
 		for range w.Updates() {
 			select {
 			case changes <- struct{}{}:
@@ -292,7 +301,8 @@ func (s *Store) Scan(
 		return nil, "", err
 	}
 
-	// The library blocks without a reader, so read until it closes the channel, if it ever does.
+	// The library blocks if its channel is full. So after Scan, read until the library closes the
+	// channel, which it does when own has ended the subscription.
 	go func() {
 		<-own.Done()
 		for range w.Updates() {

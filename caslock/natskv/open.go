@@ -32,18 +32,18 @@ type settings struct {
 	servers []string // URLs without user
 	options []nats.Option
 	bucket  jetstream.KeyValueConfig
-	create  bool
-	clock   bool
+	create  bool // see Store
+	clock   bool // see Store
 }
 
-// owned is a Store whose connection is closed with the driver.
-type owned struct {
+// ownStore is a Store whose connection is closed with the driver.
+type ownStore struct {
 	*Store
 	nc *nats.Conn
 }
 
 // Close closes the connection.
-func (o owned) Close() error {
+func (o ownStore) Close() error {
 	o.nc.Close()
 	return nil
 }
@@ -97,12 +97,13 @@ func (s *settings) driver(ctx context.Context) (d backend.Driver, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return caslock.NewDriver(ctx, owned{store, nc})
+	return caslock.NewDriver(ctx, ownStore{store, nc})
 }
 
-// timeoutPerHost returns how long a connection attempt to one host may take. Hosts are tried one
-// after another, so each gets an equal part of the time until ctx ends. A tenth of that time
-// remains for the bucket.
+// timeoutPerHost returns the library's timeout for one host. The function nats.Connect takes no
+// context, and tries the hosts one after another. So each host gets an equal part of nine tenths of
+// the time until ctx ends. The rest is for the bucket. The library applies the timeout to the dial,
+// and once more to the handshake after it.
 func timeoutPerHost(ctx context.Context, hosts int) time.Duration {
 	rest := hasp.DefaultTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -128,22 +129,7 @@ func parse(c hasp.Config) (*settings, error) {
 		return nil, adapter.Invalid("node: want %s", form)
 	}
 
-	s := &settings{options: []nats.Option{
-		nats.Name("hasp"),
-		nats.MaxReconnects(-1),
-		nats.ReconnectBufSize(-1),
-		nats.ReconnectWait(200 * time.Millisecond),
-
-		// Reconnect also after a refused password, because it may be changed at the server first.
-		nats.IgnoreAuthErrorAbort(),
-
-		// Notice a dead connection within three pings.
-		nats.PingInterval(2 * time.Second),
-		nats.MaxPingsOutstanding(2),
-
-		// Let the timeout of a host bound the lookup of its name.
-		nats.SkipHostLookup(),
-	}}
+	s := &settings{options: newOptions()}
 
 	// A password may contain @, so the last @ ends the password.
 	if i := strings.LastIndex(rest, "@"); i >= 0 {
@@ -156,17 +142,9 @@ func parse(c hasp.Config) (*settings, error) {
 	}
 
 	hosts, bucket, _ := strings.Cut(rest, "/")
-	for _, host := range strings.Split(hosts, ",") {
-		name, port, err := net.SplitHostPort(host)
-		if err != nil { // host has no port, or is malformed
-			name = strings.Trim(host, "[]")
-			port = defaultPort
-		}
-		n, err := strconv.ParseUint(port, 10, 16)
-		if err != nil || n == 0 || name == "" {
-			return nil, adapter.Invalid("node: a host or a port is wrong: want %s", form)
-		}
-		s.servers = append(s.servers, scheme+"://"+net.JoinHostPort(name, port))
+	s.servers, err = serverURLs(scheme, hosts)
+	if err != nil {
+		return nil, err
 	}
 
 	s.bucket.Bucket = strings.TrimSuffix(bucket, "/")
@@ -177,6 +155,46 @@ func parse(c hasp.Config) (*settings, error) {
 		return nil, adapter.Invalid("node: bucket %q: want letters, digits, - and _", s.bucket.Bucket)
 	}
 	return s, s.params(c.Params)
+}
+
+// newOptions returns the options of every connection.
+func newOptions() []nats.Option {
+	return []nats.Option{
+		nats.Name("hasp"),
+		nats.ReconnectWait(200 * time.Millisecond),
+
+		// Reconnect for ever, and send no request after its caller has left.
+		nats.MaxReconnects(-1),
+		nats.ReconnectBufSize(-1),
+
+		// Reconnect also after a refused password, because it may be changed at the server first.
+		nats.IgnoreAuthErrorAbort(),
+
+		// Notice a dead connection within three pings.
+		nats.PingInterval(2 * time.Second),
+		nats.MaxPingsOutstanding(2),
+
+		// Let the timeout of a host bound the lookup of its name.
+		nats.SkipHostLookup(),
+	}
+}
+
+// serverURLs returns a URL for each host in a list such as host:4222,host2.
+func serverURLs(scheme, hosts string) (urls []string, err error) {
+	for host := range strings.SplitSeq(hosts, ",") {
+		name, port, err := net.SplitHostPort(host)
+		if err != nil { // host has no port, or is malformed
+			name = strings.Trim(host, "[]") // of an IPv6 address
+			port = defaultPort
+		}
+
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil || n == 0 || name == "" {
+			return nil, adapter.Invalid("node: a host or a port is wrong: want %s", form)
+		}
+		urls = append(urls, scheme+"://"+net.JoinHostPort(name, port))
+	}
+	return urls, nil
 }
 
 const bucketRunes = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

@@ -39,24 +39,32 @@ const (
 	checkEndpoint = "is that an S3 server? check the parameter endpoint, and that no proxy answers"
 )
 
-// hint returns what to do about an error of opening a driver, or "" if there is no advice.
+// hint returns what to do about an error of opening a driver, or "" if there is no advice. If
+// several cases apply, the first one has the most specific advice.
 func hint(s *settings, err error) string {
 	code := codeOf(err)
 	status, region := statusOf(err)
 
+	// S3 names a code in each error. If there is an answer without one, it is not of S3. The SDK
+	// has "UnknownError" if it finds no code.
+	isOther := status != 0 && (code == "" || code == "UnknownError")
+
 	switch {
 	case status/100 == 3, code == "AuthorizationHeaderMalformed":
+		// Both say that the request has gone to the wrong region.
 		if region == "" {
-			region = "…"
+			region = "…" // for the user to fill in
 		}
 		return "the bucket is in another region, or has another endpoint: region=" + region
 	case hints[code] != "":
 		return hints[code]
-	case errors.Is(err, errNoETag), status != 0 && (code == "" || code == "UnknownError"):
+	case errors.Is(err, errNoETag), isOther:
 		return checkEndpoint
-	case status == 403:
+	case status == 403: // with a code such as AccessDenied, which is not about the keys
 		return grant
-	case errors.Is(err, caslock.ErrConflict): // an empty 404 to the first request
+	case errors.Is(err, caslock.ErrConflict):
+		// The probe's writers were all refused, although its key is new. That is so if a server
+		// answers every request with an empty 404, which storeError counts as a conflict.
 		return checkEndpoint
 	case errors.As(err, new(x509.HostnameError)) && !s.pathStyle:
 		return "use_path_style=true, because the certificate is not for BUCKET.host"
@@ -65,7 +73,8 @@ func hint(s *settings, err error) string {
 	return adapter.Hint(err, "AWS_CA_BUNDLE=/path/to/ca.pem", "http:// in the parameter endpoint")
 }
 
-// statusOf returns the status of an answer and the region that it names, or 0.
+// statusOf returns the status of the answer that err is about, and the region of the bucket if the
+// answer names it. If err is about no answer, they are 0 and "".
 func statusOf(err error) (status int, region string) {
 	var answer *awshttp.ResponseError
 	if !errors.As(err, &answer) || answer.Response == nil {

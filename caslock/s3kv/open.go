@@ -25,22 +25,22 @@ func init() {
 // settings is what a Config says.
 type settings struct {
 	bucket    string
-	prefix    string
-	region    string // "" means that of the environment
+	prefix    string // of the objects' names: "", or text that ends with a slash
+	region    string // "" means the region of the environment
 	endpoint  string // "" means Amazon S3
-	profile   string
-	pathStyle bool
-	clock     bool
+	profile   string // "" means the profile of the environment
+	pathStyle bool   // the bucket is in the path of a URL, and not in its host
+	clock     bool   // see Store
 }
 
-// owned is a Store whose idle connections are closed with the driver.
-type owned struct {
+// ownStore is a Store whose idle connections are closed with the driver.
+type ownStore struct {
 	*Store
 	transport *http.Transport
 }
 
 // Close closes the idle connections. No call is in flight then.
-func (o owned) Close() error {
+func (o ownStore) Close() error {
 	o.transport.CloseIdleConnections()
 	return nil
 }
@@ -51,7 +51,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	client, transport, err := set.client(ctx)
+	client, transport, err := set.newClient(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := caslock.NewDriver(ctx, owned{store, transport})
+	d, err := caslock.NewDriver(ctx, ownStore{store, transport})
 	if err != nil {
 		transport.CloseIdleConnections()
 		return nil, diagnose(set, err)
@@ -68,7 +68,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	return d, nil
 }
 
-// parse returns the settings of c.
+// parse returns the settings of c. Its node is BUCKET or BUCKET/PREFIX, with or without s3://.
 func parse(c hasp.Config) (*settings, error) {
 	const form = "s3://bucket/prefix?region=…"
 	node, err := adapter.Node(c, form)
@@ -76,6 +76,7 @@ func parse(c hasp.Config) (*settings, error) {
 		return nil, err
 	}
 	node = strings.TrimPrefix(node, "s3://")
+
 	if strings.Contains(node, "@") || strings.Contains(node, "://") {
 		// The error does not repeat the node, which may contain a password.
 		return nil, adapter.Invalid("node: want %s; credentials belong into AWS_ACCESS_KEY_ID and "+
@@ -87,7 +88,8 @@ func parse(c hasp.Config) (*settings, error) {
 	if s.bucket == "" {
 		return nil, adapter.Invalid("node: no bucket: want %s", form)
 	}
-	if s.prefix = strings.Trim(s.prefix, "/"); s.prefix != "" {
+	s.prefix = strings.Trim(s.prefix, "/")
+	if s.prefix != "" {
 		s.prefix += "/"
 	}
 
@@ -106,18 +108,20 @@ func parse(c hasp.Config) (*settings, error) {
 	return s, params.Err
 }
 
-// client returns a client with the credentials of the environment, and its transport.
-func (s *settings) client(ctx context.Context) (*s3.Client, *http.Transport, error) {
+// newClient returns a client with the credentials of the environment, and the transport that the
+// client alone uses. Its errors are for users: wrong settings are backend.ErrInvalid.
+func (s *settings) newClient(ctx context.Context) (*s3.Client, *http.Transport, error) {
 	conf, err := config.LoadDefaultConfig(ctx,
 		config.WithRegion(s.region), config.WithSharedConfigProfile(s.profile))
 	if err != nil {
-		return nil, nil, adapter.Invalid("%w: check AWS_PROFILE, AWS_CA_BUNDLE and the files in ~/.aws", err)
+		return nil, nil, adapter.Invalid(
+			"%w: check AWS_PROFILE, AWS_CA_BUNDLE and the files in ~/.aws", err)
 	}
 	if conf.Region == "" && s.endpoint == "" {
 		return nil, nil, adapter.Invalid("no region: set the parameter region, or AWS_REGION")
 	}
 	if conf.Region == "" {
-		conf.Region = "us-east-1"
+		conf.Region = "us-east-1" // the SDK sends no request without a region
 	}
 
 	// Ask for the credentials first, because otherwise each call would report that there are none,
@@ -131,8 +135,8 @@ func (s *settings) client(ctx context.Context) (*s3.Client, *http.Transport, err
 	if !ok {
 		base = awshttp.NewBuildableClient()
 	}
-	transport := base.GetTransport() // a copy
-	transport.MaxIdleConnsPerHost = scanners
+	transport := base.GetTransport()         // a copy, so ownStore may close its connections
+	transport.MaxIdleConnsPerHost = scanners // keep the connections of a Scan for the next one
 	conf.HTTPClient = &http.Client{
 		Transport: transport,
 		// A redirect leads to another region. Report it, so that the user corrects the region.
@@ -142,7 +146,7 @@ func (s *settings) client(ctx context.Context) (*s3.Client, *http.Transport, err
 	return s3.NewFromConfig(conf, func(o *s3.Options) {
 		o.UsePathStyle = s.pathStyle
 
-		// Other servers than Amazon's may not know the checksums of newer versions of the SDK.
+		// Servers other than Amazon's may not know the checksums of newer versions of the SDK.
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		if s.endpoint != "" {

@@ -56,7 +56,8 @@ import (
 	"github.com/hasplock/hasp/caslock/internal/parallel"
 )
 
-// maxValue is how many bytes of an object are read. A record of 10,000 shared holds is shorter.
+// maxValue is how many bytes of an object are read. A record of 10,000 shared holds is shorter. A
+// longer object is of another program, and its first bytes are no record either.
 const maxValue = 4 << 20
 
 // scanners is how many objects are read at the same time by a Scan.
@@ -84,7 +85,7 @@ type Store struct {
 	client Client
 	bucket string
 	prefix string
-	clock  bool // the servers' clocks agree
+	clock  bool // the servers' clocks agree within a second
 }
 
 // New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such
@@ -117,14 +118,18 @@ func codeOf(err error) string {
 	return ""
 }
 
-// answer returns ErrConflict if the object has another version or does not exist, or if another
-// write in flight has prevented this write (409).
-func answer(err error) error {
+// storeError returns the error that a Store returns for an error of S3. It is
+//   - caslock.ErrConflict if the object has another version or does not exist, or if another write
+//     in flight has prevented this write;
+//   - backend.ErrInvalid if the store does not know If-Match or If-None-Match;
+//   - err itself otherwise, also if err is nil.
+func storeError(err error) error {
 	switch codeOf(err) {
-	case "PreconditionFailed", "NoSuchKey", "NotFound",
-		"ConditionalRequestConflict", "OperationAborted", "Conflict":
+	case "PreconditionFailed", // 412: another version
+		"NoSuchKey", "NotFound", // 404: no object
+		"ConditionalRequestConflict", "OperationAborted", "Conflict": // 409: another write
 		return caslock.ErrConflict
-	case "NotImplemented":
+	case "NotImplemented": // 501
 		return fmt.Errorf("s3kv: %w: the store lacks a condition, so it cannot keep locks: %w",
 			backend.ErrInvalid, err)
 	}
@@ -137,23 +142,31 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 	return s.get(ctx, s.object(name))
 }
 
-func (s *Store) get(ctx context.Context, object *string) (e caslock.Entry, err error) {
+// get reads the object with this full name. If there is no such object, the Entry is zero.
+func (s *Store) get(ctx context.Context, object *string) (caslock.Entry, error) {
 	in := &s3.GetObjectInput{Bucket: &s.bucket, Key: object}
 	out, err := s.client.GetObject(ctx, in, once)
-	if err = answer(err); errors.Is(err, caslock.ErrConflict) {
-		return e, nil // there is no object
+	err = storeError(err)
+	if errors.Is(err, caslock.ErrConflict) {
+		return caslock.Entry{}, nil // a GET has no condition, so this says that there is no object
 	}
 	if err != nil {
-		return e, err
+		return caslock.Entry{}, err
 	}
 	defer out.Body.Close()
 
-	now, known := middleware.GetServerTime(out.ResultMetadata)
+	var e caslock.Entry
+	date, known := middleware.GetServerTime(out.ResultMetadata) // the Date of the reply
 	if s.clock && known && out.LastModified != nil {
-		e.Age = now.Sub(*out.LastModified) - 2*time.Second // both are whole seconds
+		// The age must not be too large. Last-Modified has whole seconds, so the write may have
+		// been up to a second later. The two times may come from clocks that differ by another
+		// second.
+		e.Age = date.Sub(*out.LastModified) - 2*time.Second
 	}
-	if e.Value, err = io.ReadAll(io.LimitReader(out.Body, maxValue)); err != nil {
-		return e, err
+
+	e.Value, err = io.ReadAll(io.LimitReader(out.Body, maxValue))
+	if err != nil {
+		return caslock.Entry{}, err
 	}
 	e.Version, err = version(out.ETag)
 	return e, err
@@ -161,7 +174,8 @@ func (s *Store) get(ctx context.Context, object *string) (e caslock.Entry, err e
 
 var errNoETag = errors.New("the answer has no ETag, so that is no S3 server")
 
-// version returns an ETag, which is a hash of the value.
+// version returns the version of an object with this ETag. An ETag is a hash of the value, and a
+// driver never writes a value twice, so no version comes again.
 func version(etag *string) (string, error) {
 	if aws.ToString(etag) == "" {
 		return "", errNoETag
@@ -169,7 +183,7 @@ func version(etag *string) (string, error) {
 	return *etag, nil
 }
 
-// Put writes the object of name if it has this ETag.
+// Put writes the object of name if it has this ETag, or creates the object if at is "".
 func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (string, error) {
 	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: s.object(name), Body: bytes.NewReader(value)}
 	if at == "" {
@@ -180,7 +194,7 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 
 	out, err := s.client.PutObject(ctx, in, once)
 	if err != nil {
-		return "", answer(err)
+		return "", storeError(err)
 	}
 	return version(out.ETag)
 }
@@ -188,19 +202,26 @@ func (s *Store) Put(ctx context.Context, name string, value []byte, at string) (
 // probePrefix begins the names that only one driver uses, once: package caslock refuses such keys.
 const probePrefix = "caslock-probe-"
 
-// Delete deletes the object of name if it has this ETag. If the store has no such DELETE, Delete
-// removes only the object of a probe, whatever its ETag. So the probe finds that out.
+// Delete deletes the object of name if it has this ETag. If the store does not know If-Match in a
+// DELETE, Delete removes only the object of a probe, whatever its ETag. It removes no other object,
+// because that could be a new hold.
 func (s *Store) Delete(ctx context.Context, name, at string) error {
 	in := &s3.DeleteObjectInput{Bucket: &s.bucket, Key: s.object(name), IfMatch: &at}
 	_, err := s.client.DeleteObject(ctx, in, once)
-	if codeOf(err) == "NotImplemented" && strings.HasPrefix(name, probePrefix) {
+
+	isProbe := strings.HasPrefix(name, probePrefix)
+	if codeOf(err) == "NotImplemented" && isProbe {
+		// The probe deletes an old version. If that succeeds, the driver deletes no records, but
+		// serves the store. The error would refuse the store, and leave the object of the probe.
 		in.IfMatch = nil
 		_, err = s.client.DeleteObject(ctx, in, once)
 	}
-	return answer(err)
+	return storeError(err)
 }
 
-// Scan lists objects in the order of their names, and reads several of them at the same time.
+// Scan lists objects in the order of their names, and reads several of them at the same time. If a
+// read fails, Scan returns the entries that it has read, and the first error. The list may have an
+// object that is deleted before the read; then its Entry has no version, and caslock skips it.
 func (s *Store) Scan(
 	ctx context.Context, position string, n int,
 ) (es []caslock.Entry, next string, err error) {
@@ -209,10 +230,10 @@ func (s *Store) Scan(
 		Prefix:  &s.prefix,
 		MaxKeys: aws.Int32(int32(n)),
 	}
-
 	if position != "" {
 		in.ContinuationToken = &position
 	}
+
 	out, err := s.client.ListObjectsV2(ctx, in, once)
 	if err != nil {
 		return nil, "", err

@@ -16,16 +16,20 @@ const (
 	// has read it. It has rolled the statement back.
 	changedSinceRead = "Error 1020 "
 
-	noCreate  = "Error 1142 " // the user may not run this statement
-	noTable   = "Error 1146 "
-	noTableIn = "no such table" // of SQLite
+	noRight       = "Error 1142 " // the user may not run this statement
+	noTable       = "Error 1146 "
+	noTableSQLite = "no such table"
 )
 
+// has reports whether the text of err has this part.
 func has(err error, part string) bool { return err != nil && strings.Contains(err.Error(), part) }
 
-func missing(err error) bool { return has(err, noTable) || has(err, noTableIn) }
+// isNoTable reports whether err says that the table does not exist.
+func isNoTable(err error) bool { return has(err, noTable) || has(err, noTableSQLite) }
 
-func denied(err error) bool { return has(err, noCreate) }
+// isNoRight reports whether err says that the user may not run the statement. A MariaDB also says
+// so if there is no such table, and the user has no right for it.
+func isNoRight(err error) bool { return has(err, noRight) }
 
 const readOnly = "this server is a read-only replica: use the address of the primary"
 
@@ -39,7 +43,7 @@ var hints = []struct{ part, hint string }{
 	{"Error 1054 ", "this table has other columns: name another one, as in table=locks"},
 	{"Error 1115 ", "check the parameter charset; leave it out for utf8mb4"},
 	{"Error 1231 ", "check the parameter charset; leave it out for utf8mb4"},
-	{"Error 1142 ", "let this user SELECT, INSERT, UPDATE and DELETE in the table"},
+	{noRight, "let this user SELECT, INSERT, UPDATE and DELETE in the table"},
 	{"Error 1290 ", readOnly},
 	{"Error 1792 ", "transactions of this session are read-only: switch transaction_read_only off"},
 	{"Error 1836 ", readOnly},

@@ -51,7 +51,9 @@ type Dialect struct {
 	// check returns an error if the database cannot keep locks.
 	check func(ctx context.Context, db *sql.DB) error
 
-	// clock returns what each version begins with, and the argument of now.
+	// clock returns the host's clock if that tells the age of rows: an identifier of the boot, with
+	// which each version begins, and the time since the boot. If the server's clock tells the age,
+	// they are "" and 0.
 	clock func() (boot string, up time.Duration)
 
 	reach        backend.Reach
@@ -86,7 +88,7 @@ var (
 type Store struct {
 	db      *sql.DB
 	dialect Dialect
-	owned   bool // Close closes db
+	ownsDB  bool // Close closes db
 
 	// The statements.
 	create, get, insert, update, remove, list string
@@ -137,7 +139,7 @@ func NewDriver(ctx context.Context, db *sql.DB, d Dialect, table string) (backen
 		return nil, err
 	}
 
-	s.owned = true
+	s.ownsDB = true
 	driver, err := caslock.NewDriver(ctx, s)
 	if err != nil {
 		_ = db.Close()
@@ -147,22 +149,25 @@ func NewDriver(ctx context.Context, db *sql.DB, d Dialect, table string) (backen
 
 // Close closes the database of a store that NewDriver has made. The database of New remains open.
 func (s *Store) Close() error {
-	if !s.owned {
+	if !s.ownsDB {
 		return nil
 	}
 	return s.db.Close()
 }
 
-// findTable creates the table unless it exists. It asks first, because a user who may not create
-// tables may use one that exists.
+// findTable creates the table unless it exists. It reads the table first, because a user who may
+// not create tables may use one that exists.
 func (s *Store) findTable(ctx context.Context) error {
 	_, err := s.Get(ctx, "")
-	if err == nil || !missing(err) && !denied(err) {
+	mayLackTable := isNoTable(err) || isNoRight(err)
+	if !mayLackTable {
 		return err
 	}
 
+	// If the table was missing, Get may have created it (see mend), but has not said whether it
+	// could. The statement does nothing if the table exists.
 	_, err = s.db.ExecContext(ctx, s.create)
-	if denied(err) {
+	if isNoRight(err) {
 		return adapter.Explain("", err, "let an administrator run: "+s.create+
 			"; and let this user SELECT, INSERT, UPDATE and DELETE")
 	}
@@ -174,20 +179,27 @@ func (s *Store) Limits() (backend.Reach, backend.Cancellation) {
 	return s.dialect.reach, s.dialect.cancellation
 }
 
-// now returns the argument of the dialect's now.
+// now returns the argument of the dialect's expression now.
 func (s *Store) now() int64 {
 	_, up := s.dialect.clock()
 	return up.Microseconds()
 }
 
-// entry reads an entry from a row. If the host has booted since the write, the age is not known.
+// entry reads an entry and its name from a row of the statements get and list. The argument scan is
+// the method Scan of the row.
 func (s *Store) entry(scan func(...any) error) (e caslock.Entry, name string, err error) {
-	var age int64
-	err = scan(&e.Value, &e.Version, &age, &name)
-	if boot, _ := s.dialect.clock(); strings.HasPrefix(e.Version, boot) {
+	var age int64 // in microseconds
+	if err := scan(&e.Value, &e.Version, &age, &name); err != nil {
+		return caslock.Entry{}, "", err
+	}
+
+	// A version begins with the boot in which its row was written. If the host has booted since,
+	// its clock has begun again, so the age is not known. By the server's clock, boot is always "".
+	boot, _ := s.dialect.clock()
+	if strings.HasPrefix(e.Version, boot) {
 		e.Age = time.Duration(age) * time.Microsecond
 	}
-	return e, name, err
+	return e, name, nil
 }
 
 // Get reads the row of name.
@@ -199,20 +211,22 @@ func (s *Store) Get(ctx context.Context, name string) (caslock.Entry, error) {
 	return e, s.mend(ctx, err)
 }
 
-// mend creates the table again if err says that the table is missing, because the database has lost
-// its data. It returns err, but the next call finds the table.
+// mend creates the table again if err says that there is no table, because the database has lost
+// its data. It returns err with advice, because its caller's statement has failed. The next call
+// finds the table.
 func (s *Store) mend(ctx context.Context, err error) error {
-	if missing(err) {
+	if isNoTable(err) {
 		_, _ = s.db.ExecContext(ctx, s.create)
 	}
 	return diagnose(err)
 }
 
-// Put changes the row of name if it has this version. The clock is read after the holder has begun
-// to count its term, so the age is never too large.
+// Put changes the row of name if it has this version, or inserts the row if version is "". The time
+// of the row is read after the holder has begun to count its term, so the age is never too large.
 func (s *Store) Put(ctx context.Context, name string, value []byte, version string) (string, error) {
 	boot, up := s.dialect.clock()
 	next := boot + rand.Text()
+
 	if version == "" {
 		return next, s.exec(ctx, s.insert, value, next, up.Microseconds(), name)
 	}
@@ -224,7 +238,8 @@ func (s *Store) Delete(ctx context.Context, name, version string) error {
 	return s.exec(ctx, s.remove, name, version)
 }
 
-// exec runs a statement that changes one row. If no row changes, the key has another version.
+// exec runs a statement that changes one row, if the row has the expected version. If no row
+// changes, it returns ErrConflict, because the row has another version, or is missing.
 func (s *Store) exec(ctx context.Context, statement string, args ...any) error {
 	result, err := s.db.ExecContext(ctx, statement, args...)
 	if has(err, changedSinceRead) {
@@ -241,7 +256,8 @@ func (s *Store) exec(ctx context.Context, statement string, args ...any) error {
 	return err
 }
 
-// Scan reads rows in the order of their names.
+// Scan reads rows in the order of their names. A position is the name of the last row that the call
+// before has read.
 func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.Entry, next string, err error) {
 	rows, err := s.db.QueryContext(ctx, s.list, s.now(), position, n)
 	if err != nil {
@@ -256,7 +272,7 @@ func (s *Store) Scan(ctx context.Context, position string, n int) (es []caslock.
 		}
 		es = append(es, e)
 		if len(es) == n {
-			next = name
+			next = name // the page is full, so there may be more rows
 		}
 	}
 

@@ -53,12 +53,14 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 		fmt.Fprintf(a.out, "%s is free\n", text.Quote(key))
 		return nil
 	}
+
 	if !force {
 		if ui.Foreign(before) {
 			return usagef("%s holds a value that is not a record of this strategy: "+
 				"it may be data of an application, or a lock of another strategy or library; "+
 				"--force deletes it", text.Quote(key))
 		}
+
 		if err := a.confirm(ctx, key, before); err != nil {
 			return err
 		}
@@ -89,10 +91,13 @@ func (a *app) confirm(ctx context.Context, key string, s hasp.Status) error {
 	in, isFile := a.in.(*os.File)
 	isTerminal := isFile && term.IsTerminal(int(in.Fd()))
 	if !isTerminal {
-		return usagef("%s, and the holder's work may still be running; --force breaks it without a question", held)
+		return usagef("%s, and the holder's work may still be running; "+
+			"--force breaks it without a question", held)
 	}
-	fmt.Fprintf(a.err, "%s.\nIf the holder still works, the next holder will work at the same time.\nBreak it? [y/N] ", text.Plain(held))
 
+	fmt.Fprintf(a.err, "%s.\n"+
+		"If the holder still works, the next holder will work at the same time.\n"+
+		"Break it? [y/N] ", text.Plain(held))
 	line, err := unlessEnded(ctx, func() string {
 		line, _ := bufio.NewReader(a.in).ReadString('\n')
 		return strings.ToLower(strings.TrimSpace(line))

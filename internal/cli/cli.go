@@ -26,7 +26,7 @@ import (
 // module and the given ones. The program must import the packages of the given strategies. If hasp
 // demo has started this process as a worker, Main does the worker's part instead.
 func Main(more ...Strategy) int {
-	described = append(described, more...)
+	strategyTable = append(strategyTable, more...)
 	if os.Getenv(workerEnv) != "" {
 		return workDemo(context.Background())
 	}
@@ -39,6 +39,7 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	printing, fail := context.WithCancelCause(ctx) // also ends when a write to stdout fails
 	defer fail(nil)
 	out := output{printing, fail, stdout}
+
 	a := &app{in: stdin, stdout: stdout, out: out, err: stderr, release: release}
 	root := a.root()
 	root.SetArgs(args)
@@ -52,6 +53,7 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		err = writeErr
 		a.ran = true // the error is not about the command line, not even with hasp --help
 	}
+
 	signalErr := release()
 	if signalErr != nil && err != nil {
 		err = signalErr // drop err, which is only about the interrupted call
@@ -138,7 +140,7 @@ func (a *app) root() *cobra.Command {
 // completeURL returns the examples of all strategies' URLs, for the completion of --url in a shell.
 func completeURL(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	var urls []string
-	for _, s := range described {
+	for _, s := range strategyTable {
 		urls = append(urls, s.URL+"\t"+s.About)
 	}
 	return urls, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
@@ -153,11 +155,14 @@ func (a *app) completeKey(
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveDefault // complete a command, not a key
 	}
+
 	const maxKeys = 100
 	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second) // the user waits
 	defer cancel()
 	cmd.SetContext(ctx)
 	a.err = io.Discard
+
+	// After an error, offer the keys that were listed before it.
 	_ = a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 		for e, err := range client.List(ctx, prefix) {
 			if err != nil || len(keys) == maxKeys {
@@ -184,17 +189,17 @@ func interruptible(
 	signal.Notify(signals, job.NotIgnored(sigs)...)
 
 	ctx, cancel := context.WithCancelCause(ctx)
-	var watching sync.WaitGroup
-	watching.Go(func() {
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
 		for sig := range signals {
-			cancel(endedBy(sig)) // only the first call sets the cause
+			cancel(signalError(sig)) // only the first call sets the cause
 		}
 	})
 
 	return ctx, sync.OnceValue(func() error {
 		signal.Stop(signals) // from now on, nothing is sent to signals
 		close(signals)
-		watching.Wait() // a signal that has arrived still counts
+		watcher.Wait() // a signal that has arrived still counts
 		return context.Cause(ctx)
 	})
 }
@@ -206,7 +211,9 @@ func (a *app) manCommand() *cobra.Command {
 		Example: `  hasp man >/usr/local/share/man/man1/hasp.1`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			root := cmd.Root()
-			page := ".TH HASP 1\n.SH NAME\nhasp \\- " + root.Short + "\n.SH DESCRIPTION\n" + roff(root.Long)
+			page := ".TH HASP 1\n"
+			page += ".SH NAME\nhasp \\- " + root.Short + "\n"
+			page += ".SH DESCRIPTION\n" + roff(root.Long)
 			for _, c := range root.Commands() {
 				if !c.Hidden && c.Name() != "help" {
 					about := cmp.Or(c.Long, c.Short) + "\n\n" + c.LocalFlags().FlagUsages()
@@ -222,7 +229,8 @@ func (a *app) manCommand() *cobra.Command {
 	}
 }
 
-// roff formats text for a man page, and keeps its lines as they are.
+// roff formats text for a man page, and keeps its lines as they are. To roff, a backslash begins an
+// escape, a "-" is a hyphen, and a line that begins with "." or "'" is a request.
 func roff(text string) string {
 	escapes := strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'")
 	text = escapes.Replace("\n" + strings.TrimSpace(text))

@@ -23,6 +23,7 @@ func readConfig(file string) (c hasp.Config, err error) {
 			err = usagef("--config %s: %w", text.Quote(file), err)
 		}
 	}()
+
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return c, err
@@ -36,7 +37,7 @@ func readConfig(file string) (c hasp.Config, err error) {
 	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) { // there is a second document
 		return c, errors.New("want one YAML document")
 	}
-	return c, registered(c)
+	return c, checkStrategy(c)
 }
 
 // wantConfig describes the form of a configuration.

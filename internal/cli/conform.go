@@ -51,6 +51,7 @@ func (a *app) conform(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
+
 	ctx := cmd.Context()
 	began := time.Now()
 	counts := map[string]int{}
@@ -98,14 +99,14 @@ func (a *app) printClause(r conformance.Result) {
 func harness(c hasp.Config) conformance.Harness {
 	server := serverOf(c)
 	h := conformance.Harness{Open: func(ctx context.Context, link string) (backend.Driver, error) {
-		linked := c
+		via := c
 		if link != "" { // the address of a Link, so server is not nil
 			u := *server
 			u.Host = link
-			linked.Nodes = []string{u.String()}
+			via.Nodes = []string{u.String()}
 		}
 
-		return linked.Driver(ctx)
+		return via.Driver(ctx)
 	}}
 	if server != nil {
 		h.Link = func(context.Context, string) (*conformance.Link, error) {

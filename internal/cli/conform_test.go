@@ -61,7 +61,7 @@ func TestStrategiesAreAsDescribed(t *testing.T) {
 			t.Errorf("%s is not described", name)
 		}
 	}
-	for _, s := range described {
+	for _, s := range strategyTable {
 		node, ok := nodes[s.Name]
 		if !ok {
 			node = redis

@@ -105,6 +105,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
+
 	d.Key = "hasp-demo-" + rand.Text()
 	d.File = filepath.Join(dir, "number")
 	if err := writeNumber(d.File, 0); err != nil {
@@ -114,18 +115,11 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	ctx := cmd.Context()
 	place := "no lock at all"
 	if !d.NoLock {
-		d.Store = hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}
-		_, isGiven := os.LookupEnv("HASP_URL")
-		if isGiven || cmd.Flag("url").Changed || cmd.Flag("config").Changed {
-			if d.Store, err = a.config(cmd); err != nil {
-				return err
-			}
+		d.Store, err = a.demoStore(cmd, dir)
+		if err != nil {
+			return err
 		}
-
 		place = d.Store.Strategy
-		if describe(place).Reach == backend.Process {
-			return usagef("%s excludes the callers of one process, and the demo starts several; name another strategy, or no store", place)
-		}
 
 		// Use the store once, to report its errors before a process is started.
 		client, err := d.Store.Open(ctx, &hasp.Options{Owner: ownerOf(d.Store, cmd.CommandPath())})
@@ -150,6 +144,7 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	if err := a.runWorkers(ctx, d); err != nil {
 		return err
 	}
+
 	number, err := readNumber(d.File)
 	if err != nil {
 		return err
@@ -162,6 +157,26 @@ func (a *app) demo(cmd *cobra.Command, d *demo, page bool) error {
 	return nil
 }
 
+// demoStore returns the store that the flags or the environment name. If they name none, it returns
+// a store of files in the directory dir.
+func (a *app) demoStore(cmd *cobra.Command, dir string) (hasp.Config, error) {
+	_, isInEnv := os.LookupEnv("HASP_URL")
+	isGiven := isInEnv || cmd.Flag("url").Changed || cmd.Flag("config").Changed
+	if !isGiven {
+		return hasp.Config{Strategy: "filelock", Nodes: []string{filepath.Join(dir, "locks")}}, nil
+	}
+
+	c, err := a.config(cmd)
+	if err != nil {
+		return c, err
+	}
+	if describe(c.Strategy).Reach == backend.Process {
+		return c, usagef("%s excludes the callers of one process, and the demo starts several; "+
+			"name another strategy, or no store", c.Strategy)
+	}
+	return c, nil
+}
+
 // reportDemo prints what the number at the end shows, and sets the exit code if it is wrong.
 func (a *app) reportDemo(d *demo, number int) {
 	want := demoWorkers * d.Increments
@@ -170,6 +185,7 @@ func (a *app) reportDemo(d *demo, number int) {
 		a.code = exitFailed
 		say("WRONG: the number is %d, and %d increments were made.", number, want)
 	}
+
 	switch {
 	case d.NoLock && number == want:
 		say("ok: %d of %d, by luck: no lock kept the workers apart. Try it again.", number, want)
@@ -193,10 +209,14 @@ func (a *app) demoPage(ctx context.Context, d *demo, client *hasp.Client) (end f
 		return nil, err
 	}
 
-	// List often enough to show each hold.
-	s := ui.New(client, ui.Options{Store: d.Store.Strategy,
-		Ordered: describe(d.Store.Strategy).Order == InOrder, Prefix: d.Key,
-		Every: 100 * time.Millisecond, Listen: ln.Addr().String(), Redact: a.store.redact})
+	s := ui.New(client, ui.Options{
+		Store:   d.Store.Strategy,
+		Ordered: describe(d.Store.Strategy).Order == InOrder,
+		Prefix:  d.Key,
+		Every:   100 * time.Millisecond, // often enough to show each hold
+		Listen:  ln.Addr().String(),
+		Redact:  a.store.redact,
+	})
 	serving, cancel := context.WithCancel(ctx)
 	var page sync.WaitGroup
 	page.Go(func() { _ = s.Serve(serving, ln) }) // if Serve fails, the browser shows that
@@ -222,61 +242,44 @@ const workerEnv = "HASP_DEMO_WORKER"
 // runWorkers returns when the workers have made all increments, or returns the error of the first
 // worker that failed. In both cases no worker runs any more.
 func (a *app) runWorkers(ctx context.Context, d *demo) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	running, cancel := context.WithCancel(ctx)
+	working, cancel := context.WithCancel(ctx)
 	var live sync.WaitGroup
 	defer live.Wait()
 	defer cancel() // kills the workers
 
-	ended := make(chan error, demoWorkers+1)
-	start := func(number, turns, dies int) error { // see worker
-		cmd := exec.CommandContext(running, self)
-		cmd.Env = append(os.Environ(), workerEnv+"=1")
-		// Do not use a.out for stdout. Each worker would then have a pipe of its own, and the lines
-		// of the workers would lose their order.
-		var stderr strings.Builder
-		cmd.Stdout = a.stdout
-		cmd.Stderr = &stderr
-		in, err := cmd.StdinPipe()
-		if err == nil {
-			err = cmd.Start()
-		}
+	results := make(chan error, demoWorkers+1) // room for all workers, so that none blocks
+	start := func(w worker) error {
+		wait, err := a.startWorker(working, w)
 		if err != nil {
 			return err
 		}
-		live.Go(func() {
-			// An error of this means that the worker has ended. The pipe stays open, because a
-			// worker ends when its stdin ends.
-			_ = json.NewEncoder(in).Encode(worker{*d, number, turns, dies})
-			ended <- workerError(cmd, cmd.Wait(), number, stderr.String())
-		})
+		live.Go(func() { results <- wait() })
 		return nil
 	}
 
 	lastTurn := d.Increments/3 + 1 // of the victim
 	for number := 1; number <= demoWorkers; number++ {
-		dies := 0
+		w := worker{demo: *d, Number: number, Turns: d.Increments}
 		if number == victim && !d.NoLock {
-			dies = lastTurn
+			w.Dies = lastTurn
 		}
-		if err := start(number, d.Increments, dies); err != nil {
+		if err := start(w); err != nil {
 			return err
 		}
 	}
 
 	for left := demoWorkers; left > 0; left-- {
-		err := <-ended
+		err := <-results
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case errors.Is(err, errKilled):
 			fmt.Fprintf(a.out, "%s  worker %d starts in its place\n", d.clock(), demoWorkers+1)
-			left++
+			left++ // for the new worker
+
 			// The victim was killed before it made the increment of its last turn.
-			err = start(demoWorkers+1, d.Increments-lastTurn+1, 0)
+			turns := d.Increments - lastTurn + 1
+			err = start(worker{demo: *d, Number: demoWorkers + 1, Turns: turns})
 		}
 
 		if err != nil {
@@ -285,6 +288,38 @@ func (a *app) runWorkers(ctx context.Context, d *demo) error {
 	}
 
 	return nil
+}
+
+// startWorker starts the process of w, which ends when ctx ends. The caller must call the function
+// wait, which sends w to the process, and returns the process's error when it has ended.
+func (a *app) startWorker(ctx context.Context, w worker) (wait func() error, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+
+	// Do not use a.out for stdout. Each worker would then have a pipe of its own, and the lines of
+	// the workers would lose their order.
+	var stderr strings.Builder
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Env = append(os.Environ(), workerEnv+"=1")
+	cmd.Stdout = a.stdout
+	cmd.Stderr = &stderr
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	return func() error {
+		// An error of Encode means that the worker has ended. The pipe stays open, because a worker
+		// ends when its stdin ends.
+		_ = json.NewEncoder(in).Encode(w)
+		err := cmd.Wait()
+		return workerError(cmd, err, w.Number, stderr.String())
+	}, nil
 }
 
 var errKilled = errors.New("killed, as it should be")
@@ -300,7 +335,7 @@ func workerError(cmd *exec.Cmd, err error, number int, stderr string) error {
 	case stderr == "" && number == victim: // a worker that fails says why
 		return errKilled
 	case stderr == "" && ws.Signaled(): // SIGPIPE, if no process reads the output any more
-		return endedBy(ws.Signal())
+		return signalError(ws.Signal())
 	}
 
 	code := max(cmd.ProcessState.ExitCode(), exitFailed) // ExitCode is -1 after a signal
@@ -325,6 +360,7 @@ type worker struct {
 func workDemo(ctx context.Context) int {
 	// Ctrl-C reaches the whole process group. Ignore it, because the parent ends its workers.
 	signal.Ignore(os.Interrupt, syscall.SIGQUIT)
+
 	err := new(worker).work(ctx)
 	if err != nil {
 		fmt.Fprint(os.Stderr, err)
@@ -341,6 +377,7 @@ func (w *worker) work(ctx context.Context) error {
 		_, _ = io.Copy(io.Discard, os.Stdin) // wait until the parent has ended
 		os.Exit(exitFailed)
 	}()
+
 	var client *hasp.Client
 	if !w.NoLock {
 		var err error
@@ -371,8 +408,8 @@ func (w *worker) turn(ctx context.Context, client *hasp.Client, dies bool) error
 		began := time.Now()
 		err := hasp.Do(ctx, client, w.Key, func(_ context.Context, lease *hasp.Lease) error {
 			if dies {
-				fmt.Printf("%s  worker %d (pid %d) is killed while it holds the lock; the key stays locked until its term ends\n",
-					w.clock(), w.Number, os.Getpid())
+				fmt.Printf("%s  worker %d (pid %d) is killed while it holds the lock; "+
+					"the key stays locked until its term ends\n", w.clock(), w.Number, os.Getpid())
 				self, _ := os.FindProcess(os.Getpid())
 				_ = self.Kill()
 				select {} // until the signal has arrived

@@ -42,8 +42,8 @@ The exit code is 1 if a line is bad. "hasp conform" checks the promises themselv
 	}
 }
 
-// report prints a line about a finding, and counts it if it is bad. The argument what names what
-// was examined.
+// report prints a line about a finding, and counts the line if it is bad. The argument what names
+// the thing that the finding is about.
 func (d *doctor) report(level, what, finding string) {
 	if level == redisstore.Bad {
 		d.bad++
@@ -59,27 +59,8 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 		return err
 	}
 	ctx := cmd.Context()
-	alone := c.Strategy != "redlock" // the locks are on one server, and not on a quorum
-	isRedis := strings.Contains(describe(c.Strategy).URL, "redis://")
-	for _, list := range c.Nodes {
-		nodes := []string{list}
-		switch {
-		case !alone:
-			nodes, err = redisstore.Nodes(list)
-		case !isRedis:
-			nodes = nil // the settings of other stores are not examined
-		}
-		for _, node := range nodes {
-			err = redisstore.Examine(ctx, node, c.Params, alone, d.report)
-			if err != nil && !alone && ctx.Err() == nil {
-				d.report(redisstore.Warn, "node", err.Error()) // the other nodes may be a quorum
-				err = nil
-			}
-		}
-
-		if err != nil {
-			return &backend.UnavailableError{Err: err}
-		}
+	if err := d.examineServers(ctx, c); err != nil {
+		return &backend.UnavailableError{Err: err}
 	}
 
 	if d.bad == 0 { // otherwise Open fails for the same reason
@@ -97,25 +78,71 @@ func (d *doctor) examine(cmd *cobra.Command, _ []string) error {
 	return nil
 }
 
+// examineServers reports on the settings of each server of a Redis. It examines no other stores. It
+// returns an error if a server cannot be reached; but a node of redlock gets only a line, because
+// the other nodes may be a quorum.
+func (d *doctor) examineServers(ctx context.Context, c hasp.Config) error {
+	isRedis := strings.Contains(describe(c.Strategy).URL, "redis://")
+	if !isRedis {
+		return nil
+	}
+
+	isQuorum := c.Strategy == "redlock"
+	for _, list := range c.Nodes {
+		nodes := []string{list}
+		if isQuorum {
+			var err error
+			nodes, err = redisstore.Nodes(list)
+			if err != nil {
+				return err
+			}
+		}
+
+		for _, node := range nodes {
+			err := redisstore.Examine(ctx, node, c.Params, !isQuorum, d.report)
+			switch {
+			case err == nil:
+			case isQuorum && ctx.Err() == nil:
+				d.report(redisstore.Warn, "node", err.Error())
+			default:
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // doNothing is the work under a lock that is taken only to try the store.
 func doNothing(context.Context, *hasp.Lease) error { return nil }
 
+// doctorKey is not a random key, because filelock keeps a file for each key.
+const doctorKey = "hasp-doctor"
+
+// doctorWait bounds each wait, because another hasp doctor may hold the key.
+var doctorWait = hasp.WithMaxWait(10 * time.Second)
+
 // try reports what the user may do, and how long a lock takes.
 func (d *doctor) try(ctx context.Context, client *hasp.Client) {
-	const key = "hasp-doctor" // not a random key, because filelock keeps a file for each key
-	rights := "the user may do all that this strategy has"
-	maxWait := hasp.WithMaxWait(10 * time.Second) // another hasp doctor may hold the key
+	if d.tryRights(ctx, client) {
+		d.tryLatency(ctx, client)
+	}
+}
+
+// tryRights reports what the user may do. It returns false if the user cannot even lock and renew.
+func (d *doctor) tryRights(ctx context.Context, client *hasp.Client) bool {
 	extend := func(ctx context.Context, l *hasp.Lease) error {
 		return l.Extend(ctx, time.Until(l.Expires()))
 	}
 	lock := func(opt hasp.Option) error {
-		return hasp.Do(ctx, client, key, extend, opt, maxWait)
+		return hasp.Do(ctx, client, doctorKey, extend, opt, doctorWait)
 	}
 	if err := lock(nil); err != nil { // a nil option has no effect
 		d.report(redisstore.Bad, "rights", err.Error())
-		return
+		return false
 	}
-	_, err := client.Inspect(ctx, key)
+
+	rights := "the user may do all that this strategy has"
+	_, err := client.Inspect(ctx, doctorKey)
 	for what, err := range map[string]error{
 		"inspect":  err,
 		"fence":    lock(hasp.WithFence()),
@@ -130,22 +157,30 @@ func (d *doctor) try(ctx context.Context, client *hasp.Client) {
 	}
 
 	d.report(redisstore.OK, "rights", rights)
+	return true
+}
 
-	took := make([]time.Duration, 20)
-	for i := range took {
+// tryLatency reports how long a lock takes, and which terms are too short for that.
+func (d *doctor) tryLatency(ctx context.Context, client *hasp.Client) {
+	times := make([]time.Duration, 20)
+	for i := range times {
 		began := time.Now()
-		if err := hasp.Do(ctx, client, key, doNothing, maxWait); err != nil {
+		if err := hasp.Do(ctx, client, doctorKey, doNothing, doctorWait); err != nil {
 			d.report(redisstore.Bad, "latency", err.Error())
 			return
 		}
-		took[i] = time.Since(began)
+		times[i] = time.Since(began)
 	}
+
+	slices.Sort(times)
+	median := times[len(times)/2]
+	longest := times[len(times)-1]
 
 	// A renewal begins after a third of the term. If the term is ten times the longest time, the
 	// rest is long enough for several slow attempts.
-	slices.Sort(took)
-	longest := took[len(took)-1]
-	d.report(redisstore.OK, "latency", fmt.Sprintf(
+	shortest := 10 * longest
+	finding := fmt.Sprintf(
 		"a lock and its unlock take %s, and %s in the worst of %d; a term shorter than %s is at risk",
-		text.Duration(took[len(took)/2]), text.Duration(longest), len(took), text.Duration(10*longest)))
+		text.Duration(median), text.Duration(longest), len(times), text.Duration(shortest))
+	d.report(redisstore.OK, "latency", finding)
 }

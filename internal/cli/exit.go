@@ -63,9 +63,9 @@ func usagef(format string, args ...any) error {
 	return codeError{exitUsage, fmt.Errorf(format, args...)}
 }
 
-// endedBy returns the error that says that a signal has ended hasp or a process that it has started.
-// As in shells, the exit code is 128 + the signal's number.
-func endedBy(sig os.Signal) error {
+// signalError returns the error that says that a signal has ended hasp or a process that it has
+// started. As in shells, the exit code is 128 + the signal's number.
+func signalError(sig os.Signal) error {
 	return codeError{exitSignal + int(sig.(syscall.Signal)),
 		errors.New("ended by signal: " + sig.String())}
 }
@@ -114,7 +114,9 @@ func (a *app) complain(format string, args ...any) {
 	for i, arg := range args {
 		args[i] = a.store.redact(fmt.Sprint(arg))
 	}
-	line := "hasp: " + text.Plain(strings.TrimPrefix(fmt.Sprintf(format, args...), "hasp: ")) + "\n"
+
+	message := strings.TrimPrefix(fmt.Sprintf(format, args...), "hasp: ") // errors of hasp have it
+	line := "hasp: " + text.Plain(message) + "\n"
 
 	// The write may block, for example if a pager does not read on, or after Ctrl-S in a terminal.
 	// Do not wait long for it, so that hasp neither keeps a key nor ignores a signal meanwhile. The

@@ -22,9 +22,15 @@ import (
 	"github.com/hasplock/hasp/internal/cli/ui"
 )
 
+// inspectFlags are the flags of hasp inspect.
+type inspectFlags struct {
+	asJSON bool
+	check  bool
+	slots  int // 0 without --slots
+}
+
 func (a *app) inspectCommand() *cobra.Command {
-	var asJSON, check bool
-	var n int
+	var f inspectFlags
 	cmd := &cobra.Command{
 		Use:   "inspect KEY",
 		Short: "Show who holds a key, and, if stored, since when and who waits",
@@ -47,50 +53,58 @@ slots are held, and 1 if a caller could get it.`,
 		Example: `  hasp inspect backup
   hasp inspect backup --check && echo "backup runs"
   hasp inspect backup --json --url spinlock+redis://localhost:6379`,
-		RunE: func(cmd *cobra.Command, args []string) error { // n is 0 without --slots
-			if n < 0 || n > maxSlots {
-				return usagef("--slots %d: want 1 to %d", n, maxSlots)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.slots < 0 || f.slots > maxSlots {
+				return usagef("--slots %d: want 1 to %d", f.slots, maxSlots)
 			}
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
-				status, err := client.Inspect(ctx, args[0])
-				if err != nil {
-					return err
-				}
-				// Without --slots, look for the slots only to show them, and only if KEY is free, because
-				// a key that is held by itself has no slots.
-				var slots map[int]hasp.Status
-				if n > 0 || !status.Held && !check {
-					slots, err = heldSlots(ctx, client, args[0], cmp.Or(n, maxSlots))
-				}
-				if err != nil && n > 0 { // without --slots, leave out slots without an answer
-					return err
-				}
-
-				switch {
-				case check:
-					isHeld := status.Held
-					if n > 0 {
-						isHeld = len(slots) == n // otherwise a caller could get one of them
-					}
-					if !isHeld {
-						a.code = exitFailed
-					}
-					return nil
-				case asJSON:
-					return a.printEntry("  ", args[0], status, slots)
-				}
-
-				return printStatus(a.out, args[0], status, slots, n)
+				return a.inspect(ctx, client, args[0], f)
 			})
 		},
 	}
 
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&check, "check", false,
+	cmd.Flags().BoolVar(&f.asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&f.check, "check", false,
 		"print nothing, and exit with 0 if KEY is held, and 1 if it is free")
-	cmd.Flags().IntVar(&n, "slots", 0, "the number of slots that KEY has, as with hasp run")
+	cmd.Flags().IntVar(&f.slots, "slots", 0, "the number of slots that KEY has, as with hasp run")
 	cmd.MarkFlagsMutuallyExclusive("json", "check")
 	return cmd
+}
+
+// inspect prints what the store knows of key. With --check it only sets the exit code.
+func (a *app) inspect(
+	ctx context.Context, client *hasp.Client, key string, f inspectFlags,
+) error {
+	status, err := client.Inspect(ctx, key)
+	if err != nil {
+		return err
+	}
+
+	// Without --slots, look for the slots only to show them, and only if the key is free, because a
+	// key that is held by itself has no slots.
+	var slots map[int]hasp.Status
+	isShown := !status.Held && !f.check
+	if f.slots > 0 || isShown {
+		slots, err = heldSlots(ctx, client, key, cmp.Or(f.slots, maxSlots))
+	}
+	if err != nil && f.slots > 0 { // without --slots, leave out slots without an answer
+		return err
+	}
+
+	switch {
+	case f.check:
+		isHeld := status.Held
+		if f.slots > 0 {
+			isHeld = len(slots) == f.slots // otherwise a caller could get one of them
+		}
+		if !isHeld {
+			a.code = exitFailed
+		}
+		return nil
+	case f.asJSON:
+		return a.printEntry("  ", key, status, slots)
+	}
+	return printStatus(a.out, key, status, slots, f.slots)
 }
 
 // maxSlots is the largest number of slots that WithSlots allows.
@@ -129,36 +143,12 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	row("key", text.Quote(key))
 	fenceName := "fence"
 	if s.Held {
-		state := "held"
-		if s.Kept {
-			state = "kept by a min hold, after the owner has unlocked"
-		}
-		row("state", state)
-		if ui.Foreign(s) {
-			row("value", "not a record of this strategy: of another strategy, another library, or an application")
-		}
-		if s.Owner != "" {
-			row("owner", text.Quote(s.Owner))
-		}
-		for i, owner := range s.Shared {
-			row(fmt.Sprintf("shared by %d", i+1), text.Quote(owner))
-		}
-		if !s.Since.IsZero() {
-			ago := text.Duration(time.Since(s.Since))
-			row("since", s.Since.Format(time.RFC3339)+" ("+ago+" ago)")
-		}
-		switch {
-		case s.TTL < 0:
-			row("term", "without an end")
-		case s.Kept:
-			row("term", text.Duration(s.TTL)+" left")
-		default:
-			row("term", text.Duration(s.TTL)+" left, unless it is renewed")
-		}
+		printHold(row, s)
 	} else {
 		row("state", "free")
 		fenceName = "last fence"
 	}
+
 	if len(slots) > 0 || n > 0 {
 		ofAll := ""
 		if n > 0 {
@@ -180,6 +170,39 @@ func printStatus(out io.Writer, key string, s hasp.Status, slots map[int]hasp.St
 	return w.Flush()
 }
 
+// printHold prints the rows about the hold in s. The function row prints one row.
+func printHold(row func(name, value string), s hasp.Status) {
+	state := "held"
+	if s.Kept {
+		state = "kept by a min hold, after the owner has unlocked"
+	}
+	row("state", state)
+	if ui.Foreign(s) {
+		row("value", "not a record of this strategy: "+
+			"of another strategy, another library, or an application")
+	}
+
+	if s.Owner != "" {
+		row("owner", text.Quote(s.Owner))
+	}
+	for i, owner := range s.Shared {
+		row(fmt.Sprintf("shared by %d", i+1), text.Quote(owner))
+	}
+
+	if !s.Since.IsZero() {
+		ago := text.Duration(time.Since(s.Since))
+		row("since", s.Since.Format(time.RFC3339)+" ("+ago+" ago)")
+	}
+	switch {
+	case s.TTL < 0:
+		row("term", "without an end")
+	case s.Kept:
+		row("term", text.Duration(s.TTL)+" left")
+	default:
+		row("term", text.Duration(s.TTL)+" left, unless it is renewed")
+	}
+}
+
 // printJSON prints v in ASCII. If indent is empty, v takes one line.
 func (a *app) printJSON(indent string, v any) error {
 	var b bytes.Buffer
@@ -192,8 +215,8 @@ func (a *app) printJSON(indent string, v any) error {
 	return err
 }
 
-// printEntry prints what is known of a key as JSON, with indent as in printJSON. The argument slots
-// is nil if it is not to be printed.
+// printEntry prints what is known of a key as JSON, with indent as in printJSON. If slots is empty,
+// the JSON does not have it.
 func (a *app) printEntry(indent, key string, s hasp.Status, slots map[int]hasp.Status) error {
 	var raw []byte
 	if !utf8.ValidString(key) {

@@ -106,8 +106,9 @@ func (l *lead) lead(cmd *cobra.Command) error {
 	l.startWait = func() { l.endWait = l.beginWait(ctx, client) }
 
 	err = hasp.Lead(ctx, client, l.key, func(_ context.Context, lease *hasp.Lease) error {
-		return l.leading(cmd.Context(), lease)
+		return l.leadOnce(cmd.Context(), lease)
 	}, l.options(cmd)...)
+
 	var opErr *hasp.Error
 	onlyUnlockFailed := l.ended && errors.As(err, &opErr) && opErr.Op == "unlock"
 	if err != nil && !onlyUnlockFailed {
@@ -121,9 +122,10 @@ func (l *lead) lead(cmd *cobra.Command) error {
 	return nil
 }
 
-// leading runs the command once, for as long as this process leads. A signal that ends hasp ends
-// ctx. If that has happened before the command begins, leading does not begin it.
-func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
+// leadOnce runs the command once, for as long as this process leads. A signal that ends hasp ends
+// ctx. If that has happened before the command begins, leadOnce does not begin it. Then it returns
+// an error, as it does if the command cannot be started.
+func (l *lead) leadOnce(ctx context.Context, lease *hasp.Lease) (err error) {
 	signal.Notify(l.signals, job.NotIgnored(job.PassedOn)...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,7 +139,7 @@ func (l *lead) leading(ctx context.Context, lease *hasp.Lease) (err error) {
 		mustEnd = mustEnd || slices.Contains(job.Ending, sig)
 	}
 	if mustEnd {
-		l.cancel()
+		l.cancel() // so that Lead ends
 		return context.Canceled
 	}
 

@@ -88,7 +88,7 @@ func TestSignalBeforeTheCommandBegins(t *testing.T) {
 	l := &lead{run: run{app: &app{}, key: "key", argv: []string{"true"}, path: "/bin/true"}, cancel: func() { cancelled = true }}
 	l.signals = make(chan os.Signal, 1)
 	l.signals <- syscall.SIGTERM
-	if err := l.leading(t.Context(), lease); err == nil || l.ended || !cancelled {
+	if err := l.leadOnce(t.Context(), lease); err == nil || l.ended || !cancelled {
 		t.Errorf("error %v, the command ran: %v, Lead is cancelled: %v", err, l.ended, cancelled)
 	}
 }

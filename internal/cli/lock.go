@@ -45,21 +45,26 @@ the lock was lost: another program may have held KEY since.`,
 			r.key = args[0]
 			r.goal = text.Quote(r.key)
 			if !cmd.Flag("ttl").Changed {
-				return usagef("give --ttl: how long the key stays taken if it is neither renewed nor unlocked")
+				return usagef("give --ttl: how long the key stays taken " +
+					"if it is neither renewed nor unlocked")
 			}
 			if !utf8.ValidString(r.key) {
 				return usagef("KEY is not UTF-8, so a handle cannot contain it")
 			}
+
 			client, err := a.open(cmd, cmd.CommandPath(), r.observe)
 			if err != nil {
 				return err
 			}
 			defer client.Close()
+
 			// The method open has only warned about memlock. Here it is an error, because the lock
 			// is useless.
 			if describe(a.strategy).Reach == backend.Process {
-				return usagef("%s keeps locks inside this process, so no other command can unlock them", a.strategy)
+				return usagef("%s keeps locks inside this process, "+
+					"so no other command can unlock them", a.strategy)
 			}
+
 			lease, err := r.acquire(cmd.Context(), client, r.options(cmd))
 			if err != nil {
 				return err
@@ -86,11 +91,13 @@ the lock was lost: another program may have held KEY since.`,
 func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Lease) error {
 	// Catch SIGPIPE. Otherwise a print that fails would end hasp, and the key would stay taken.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+
 	handle, err := lease.Detach(ctx, r.ttl)
 	if err != nil {
 		_ = lease.Unlock(ctx)
 		return err
 	}
+
 	printErr := r.printJSON("", handle)
 	if printErr != nil {
 		// The lease ended when it was detached, so resume it first.
@@ -133,22 +140,9 @@ func (a *app) handleCommand(
 that "hasp lock" has printed, or -, which reads it from stdin. The exit code is 79 if
 the lock was lost. "hasp lock --help" has an example.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			line := args[0]
-			if line == "-" {
-				var err error
-				line, err = unlessEnded(cmd.Context(), func() string {
-					b, _ := io.ReadAll(io.LimitReader(a.in, 1<<16)) // after an error, b is no handle
-					return string(b)
-				})
-				if err != nil {
-					return err
-				}
-			}
-
-			var handle hasp.Handle
-			if json.Unmarshal([]byte(strings.TrimSpace(line)), &handle) != nil {
-				// Do not show the text, which may be secret.
-				return usagef("this is not a handle that hasp lock has printed; if it is empty, hasp lock has failed")
+			handle, err := a.readHandle(cmd.Context(), args[0])
+			if err != nil {
+				return err
 			}
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				lease, err := client.Resume(ctx, handle, hasp.WithoutRenewal())
@@ -159,4 +153,26 @@ the lock was lost. "hasp lock --help" has an example.`,
 			})
 		},
 	}
+}
+
+// readHandle returns the handle in arg, or the handle that it reads from stdin if arg is "-". It
+// returns early if ctx ends.
+func (a *app) readHandle(ctx context.Context, arg string) (handle hasp.Handle, err error) {
+	line := arg
+	if arg == "-" {
+		line, err = unlessEnded(ctx, func() string {
+			b, _ := io.ReadAll(io.LimitReader(a.in, 1<<16)) // after an error, b is no handle
+			return string(b)
+		})
+		if err != nil {
+			return handle, err
+		}
+	}
+
+	if json.Unmarshal([]byte(strings.TrimSpace(line)), &handle) != nil {
+		// Do not show the text, which may be secret.
+		return handle, usagef("this is not a handle that hasp lock has printed; " +
+			"if it is empty, hasp lock has failed")
+	}
+	return handle, nil
 }

@@ -25,7 +25,7 @@ func (o output) Write(b []byte) (int, error) {
 		return err
 	})
 	if errors.Is(writeErr, syscall.EPIPE) {
-		writeErr = endedBy(syscall.SIGPIPE) // no error for the user, as in "hasp demo | head"
+		writeErr = signalError(syscall.SIGPIPE) // no error for the user, as in "hasp demo | head"
 	}
 	if writeErr != nil {
 		o.fail(writeErr)

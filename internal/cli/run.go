@@ -170,6 +170,7 @@ func (r *run) options(cmd *cobra.Command) []hasp.Option {
 		return f != nil && f.Changed
 	}
 	isBounded := r.noWait || r.skip || given("wait") // without --wait, r.wait is 0: one attempt
+
 	for _, o := range []struct {
 		applies bool
 		option  hasp.Option
@@ -197,6 +198,7 @@ func (r *run) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer r.close(client)
+
 	ctx := cmd.Context()
 	lease, err := r.acquire(ctx, client, r.options(cmd))
 	if r.skip && exitCode(err) == exitNotAcquired {
@@ -219,6 +221,7 @@ func (r *run) run(cmd *cobra.Command) error {
 	if err := lease.Err(); err != nil {
 		return fmt.Errorf("%s, before the command was run: %w", text.Quote(r.key), err)
 	}
+
 	result, err := r.attend(lease)
 	unlockErr := lease.Unlock(ctx)
 	if err != nil {
@@ -236,7 +239,8 @@ func (r *run) begin(
 	if r.wait < 0 || r.grace < 0 {
 		return nil, usagef("--wait and --grace cannot be negative")
 	}
-	if r.path, err = exec.LookPath(r.argv[0]); err != nil {
+	r.path, err = exec.LookPath(r.argv[0])
+	if err != nil {
 		return nil, cannotRun(r.argv[0], err)
 	}
 
@@ -253,8 +257,12 @@ func (r *run) attend(lease *hasp.Lease) (job.Result, error) {
 	if err != nil {
 		return job.Result{}, cannotRun(r.argv[0], err)
 	}
-	return j.Attend(job.Watch{Lease: lease, Signals: r.signals, Grace: r.grace,
-		OnLoss: func() { r.sayLost(lease) }}), nil
+	return j.Attend(job.Watch{
+		Lease:   lease,
+		Signals: r.signals,
+		Grace:   r.grace,
+		OnLoss:  func() { r.sayLost(lease) },
+	}), nil
 }
 
 // sayLost prints why the lease was lost, and what hasp does now.

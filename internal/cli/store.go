@@ -29,8 +29,10 @@ type storeFlags struct {
 // register adds the flags to the root command, and thereby to all commands.
 func (s *storeFlags) register(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVar(&s.url, "url", "", "where the locks are kept, such as spinlock+redis://localhost:6379 (default: `URL` in HASP_URL, or "+defaultURL+")")
-	f.StringVar(&s.file, "config", "", "read where the locks are kept from a YAML `FILE`, with the fields strategy, nodes and params")
+	f.StringVar(&s.url, "url", "", "where the locks are kept, such as "+
+		"spinlock+redis://localhost:6379 (default: `URL` in HASP_URL, or "+defaultURL+")")
+	f.StringVar(&s.file, "config", "", "read where the locks are kept from a YAML `FILE`, "+
+		"with the fields strategy, nodes and params")
 	root.MarkFlagsMutuallyExclusive("url", "config")
 }
 
@@ -77,12 +79,12 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 		a.complain("warning: --url holds a password, which other users of this host can read " +
 			"in the process list; put the URL into HASP_URL or a --config file")
 	}
-	return c, registered(c)
+	return c, checkStrategy(c)
 }
 
-// registered returns an error if this program does not have the strategy of c. The error of package
-// hasp would suggest an import, which does not help users of a command.
-func registered(c hasp.Config) error {
+// checkStrategy returns an error if this program does not have the strategy of c. The error of
+// package hasp would suggest an import, which does not help users of a command.
+func checkStrategy(c hasp.Config) error {
 	strategies := hasp.Strategies()
 	names := strings.Join(strategies, ", ")
 	switch {
@@ -93,10 +95,12 @@ func registered(c hasp.Config) error {
 	case strings.ContainsAny(c.Strategy, "@:/"): // a URL, perhaps with a password: do not show it
 		return usagef("strategy: want one of %s; put a URL into nodes", names)
 	case c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis"):
-		return usagef("%s is a transport: put a strategy before it, as in spinlock+%s://… (want one of %s)",
+		return usagef("%s is a transport: put a strategy before it, "+
+			"as in spinlock+%s://… (want one of %s)",
 			text.Quote(c.Strategy), text.Plain(c.Strategy), names)
 	case c.Strategy == "pglock" || c.Strategy == "etcdlock":
-		return usagef("this hasp is built without %s: in the clone, \"go -C cmd/hasp-all install .\" installs hasp-all, which has it", c.Strategy)
+		return usagef("this hasp is built without %s: in the clone, "+
+			"\"go -C cmd/hasp-all install .\" installs hasp-all, which has it", c.Strategy)
 	}
 
 	return usagef("unknown strategy %s (want one of %s)", text.Quote(c.Strategy), names)
@@ -141,20 +145,23 @@ func (a *app) withClient(cmd *cobra.Command, f func(context.Context, *hasp.Clien
 	return f(cmd.Context(), client)
 }
 
-// learn remembers the passwords in c: those in the nodes, as they stand there and decoded, and
-// those in parameters.
+// learn remembers the passwords in c: those in the nodes, and those in parameters. A node may have
+// a password percent-encoded, and an error may contain it in either form, so learn remembers both.
 func (s *storeFlags) learn(c hasp.Config) {
 	for _, node := range c.Nodes {
 		_, rest, ok := strings.Cut(node, "://")
-		at := strings.LastIndex(rest, "@")
+		at := strings.LastIndex(rest, "@") // a password may contain @
 		if !ok || at < 0 {
 			continue // the node has no password
 		}
-		if _, pw, ok := strings.Cut(rest[:at], ":"); ok && pw != "" {
-			s.secret = append(s.secret, pw)
-			if clear, err := url.PathUnescape(pw); err == nil && clear != pw {
-				s.secret = append(s.secret, clear)
-			}
+
+		_, pw, ok := strings.Cut(rest[:at], ":")
+		if !ok || pw == "" {
+			continue // there is only a user
+		}
+		s.secret = append(s.secret, pw)
+		if plain, err := url.PathUnescape(pw); err == nil && plain != pw {
+			s.secret = append(s.secret, plain)
 		}
 	}
 

@@ -27,8 +27,8 @@ type Strategy struct {
 // InOrder is the Order of a strategy that serves waiters in order of arrival.
 const InOrder = "arrival"
 
-// described lists the strategies of this program.
-var described = []Strategy{
+// strategyTable lists the strategies of this program.
+var strategyTable = []Strategy{
 	{"memlock", "process", InOrder, "memlock://", "one process: tests and examples"},
 	{"filelock", "host", "none", "filelock:///var/lib/app/locks", "files; no server"},
 	{"spinlock", "network", "none", "spinlock+redis://localhost:6379/0", "one Redis; polls"},
@@ -42,7 +42,7 @@ var described = []Strategy{
 
 // describe returns the description of a strategy. If it has none, the result is the zero Strategy.
 func describe(name string) Strategy {
-	for _, s := range described {
+	for _, s := range strategyTable {
 		if s.Name == name {
 			return s
 		}
@@ -65,7 +65,7 @@ func (a *app) strategiesCommand() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "STRATEGY\tREACH\tORDER\tURL\tABOUT")
-			for _, s := range described {
+			for _, s := range strategyTable {
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", s.Name, s.Reach, s.Order, s.URL, s.About)
 			}
 			return w.Flush()

@@ -67,16 +67,9 @@ users of this host can read the arguments of a program. docs/ui.md has more.`,
 func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	isInFlag := o.Token != "" // the token is in the command line
 	o.Token = cmp.Or(o.Token, os.Getenv(uiToken))
-	host, _, err := net.SplitHostPort(o.Listen)
-	switch {
-	case err != nil:
-		return usagef("--listen %s: want HOST:PORT, such as 127.0.0.1:7420", text.Quote(o.Listen))
-	case o.Token == "" && !ui.IsLoopback(host):
-		return usagef("--listen %s: other hosts can reach this address, so it needs --token, or %s in the environment", text.Quote(o.Listen), uiToken)
-	case o.Token != "" && len(o.Token) < minToken:
-		return usagef("the token has %d characters: want %d or more", len(o.Token), minToken)
+	if err := checkListen(o); err != nil {
+		return err
 	}
-
 	if isInFlag {
 		a.complain("warning: other users of this host can read --token in the process list; "+
 			"put the token into %s", uiToken)
@@ -102,19 +95,21 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	addr := ln.Addr().(*net.TCPAddr)
 	if o.Token == "" && !addr.IP.IsLoopback() { // the name localhost may resolve to any address
 		ln.Close()
-		return usagef("--listen: other hosts can reach %s, so it needs --token, or %s in the environment", o.Listen, uiToken)
+		return usagef("--listen: other hosts can reach %s, so it needs --token, "+
+			"or %s in the environment", o.Listen, uiToken)
 	}
-	shown := o.Listen
+
 	// A browser cannot open an unspecified address such as 0.0.0.0, so show the name of this host.
+	hostPort := o.Listen
 	if name, err := os.Hostname(); err == nil && addr.IP.IsUnspecified() {
 		o.Hosts = append(o.Hosts, name)
-		shown = net.JoinHostPort(name, strconv.Itoa(addr.Port))
+		hostPort = net.JoinHostPort(name, strconv.Itoa(addr.Port))
 	}
 	_, err = fmt.Fprintf(a.out, "hasp ui: the locks of %s are at http://%s/ until Ctrl-C\n",
-		o.Store, shown)
+		o.Store, hostPort)
 	if err == nil && o.Token != "" {
 		_, err = fmt.Fprintf(a.out,
-			"hasp ui: open http://%s/?token=TOKEN with your token in place of TOKEN\n", shown)
+			"hasp ui: open http://%s/?token=TOKEN with your token in place of TOKEN\n", hostPort)
 	}
 	if err != nil {
 		ln.Close()
@@ -123,13 +118,30 @@ func (a *app) ui(cmd *cobra.Command, o ui.Options) error {
 	return ui.New(client, o).Serve(cmd.Context(), ln)
 }
 
+// checkListen returns an error if o.Listen is not HOST:PORT, if other hosts could read the page
+// without a token, or if the token is too short.
+func checkListen(o ui.Options) error {
+	host, _, err := net.SplitHostPort(o.Listen)
+	switch {
+	case err != nil:
+		return usagef("--listen %s: want HOST:PORT, such as 127.0.0.1:7420", text.Quote(o.Listen))
+	case o.Token == "" && !ui.IsLoopback(host):
+		return usagef("--listen %s: other hosts can reach this address, so it needs --token, "+
+			"or %s in the environment", text.Quote(o.Listen), uiToken)
+	case o.Token != "" && len(o.Token) < minToken:
+		return usagef("the token has %d characters: want %d or more", len(o.Token), minToken)
+	}
+	return nil
+}
+
 // listenAt listens at an address HOST:PORT. Its errors name the flag --listen.
 func listenAt(ctx context.Context, at string) (net.Listener, error) {
 	var config net.ListenConfig
 	ln, err := config.Listen(ctx, "tcp", at)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("--listen %s: another program has this port; use port 0 for any free one", at)
+		return nil, fmt.Errorf("--listen %s: another program has this port; "+
+			"use port 0 for any free one", at)
 	case err != nil:
 		return nil, fmt.Errorf("--listen: %w", err)
 	}

@@ -27,6 +27,7 @@ func (r *run) acquire(
 	began := time.Now()
 	endWait := r.beginWait(ctx, client)
 	lease, err := client.Lock(ctx, r.key, opts...)
+
 	hasPrinted := endWait()
 	if hasPrinted && err == nil {
 		r.complain("got %s after %s", r.goal, text.Duration(time.Since(began)))
@@ -57,14 +58,16 @@ func (r *run) acquire(
 func (r *run) beginWait(ctx context.Context, client *hasp.Client) (end func() bool) {
 	waiting, cancel := context.WithCancel(ctx)
 	go job.StopItself(waiting)
-	printed := make(chan bool, 1)
-	timer := time.AfterFunc(noticeAfter, func() { printed <- r.sayWaiting(waiting, client) })
+	notice := make(chan bool, 1) // whether the notice was printed
+	timer := time.AfterFunc(noticeAfter, func() { notice <- r.sayWaiting(waiting, client) })
+
 	return func() bool {
 		cancel()
-		if timer.Stop() {
-			return false // the wait was short
+		isShort := timer.Stop() // the function of the timer has not begun, and will not
+		if isShort {
+			return false
 		}
-		return <-printed
+		return <-notice
 	}
 }
 
@@ -120,7 +123,7 @@ func refusal(s hasp.Status) error {
 	return &hasp.HeldError{Owner: owner, RetryAfter: max(s.TTL, 0), Kept: s.Kept}
 }
 
-// These environment variables are set for the command of hasp run.
+// These environment variables are set for the command of hasp run. Each has its "=".
 const (
 	keyEnv   = "HASP_KEY="
 	fenceEnv = "HASP_FENCE="
@@ -134,6 +137,7 @@ func (r *run) environment(env []string, lease *hasp.Lease) []string {
 		name, _, _ := strings.Cut(v, "=")
 		return slices.Contains([]string{keyEnv, fenceEnv, slotEnv}, name+"=")
 	})
+
 	env = append(env, keyEnv+lease.Key())
 	if fence := lease.Fence(); fence != 0 {
 		env = append(env, fenceEnv+strconv.FormatUint(fence, 10))

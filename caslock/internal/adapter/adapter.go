@@ -28,12 +28,14 @@ func Node(c hasp.Config, form string) (string, error) {
 	return c.Nodes[0], nil
 }
 
-// Params reads the parameters of a URL. Err is the first error.
+// Params reads the parameters of a URL. If a value is wrong, the methods note that in Err and go
+// on, so the caller checks Err once, after all of them.
 type Params struct {
 	Values map[string]string
-	Err    error
+	Err    error // the first error
 }
 
+// fail notes err, unless there was an error before.
 func (p *Params) fail(err error) {
 	if p.Err == nil {
 		p.Err = err
@@ -81,19 +83,20 @@ func (p *Params) File(name string) string {
 	return file
 }
 
-// shown is an error with another text.
-type shown struct {
+// explanation is an error with another text.
+type explanation struct {
 	text string
 	err  error
 }
 
-func (s *shown) Error() string { return s.text }
-func (s *shown) Unwrap() error { return s.err }
+func (e *explanation) Error() string { return e.text }
+func (e *explanation) Unwrap() error { return e.err }
 
 // Explain returns an error that wraps err, with its text in one line. The text at, which says where
 // the error is, comes before, and the hint after, unless it is "".
 func Explain(at string, err error, hint string) error {
-	const most = 500 // bytes; a page of a proxy may be in the text
+	const most = 500 // bytes; the text may contain a whole page of a proxy
+
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	if len(text) > most {
 		text = text[:most] + "…"
@@ -101,7 +104,7 @@ func Explain(at string, err error, hint string) error {
 	if hint != "" {
 		text += " (" + hint + ")"
 	}
-	return &shown{at + text, err}
+	return &explanation{at + text, err}
 }
 
 // Hint says what to do about an error of a connection, or returns "" if there is no advice. The

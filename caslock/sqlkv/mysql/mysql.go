@@ -60,6 +60,7 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	params := adapter.Params{Values: c.Params}
 	size := params.Int("pool_size", defaultPoolSize, maxPoolSize)
 	if params.Err != nil {
@@ -79,21 +80,67 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 // parse returns the settings of connections. Its errors do not repeat the node, which may contain a
 // password.
 func parse(ctx context.Context, c hasp.Config) (*mysql.Config, error) {
+	u, err := parseNode(c)
+	if err != nil {
+		return nil, err
+	}
+	if t := c.Params["tls"]; t != "" && !slices.Contains(tlsValues, t) {
+		return nil, adapter.Invalid("parameter tls=%q: want one of %s",
+			t, strings.Join(tlsValues, ", "))
+	}
+
+	// Only ParseDSN reads the driver's parameters from text. So format a DSN, and parse it.
+	dsn := mysql.NewConfig()
+	dsn.User = u.User.Username()
+	dsn.Passwd, _ = u.User.Password()
+	dsn.Net = "tcp"
+	dsn.Addr = net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "3306"))
+	dsn.DBName = databaseOf(u)
+	dsn.Params = map[string]string{}
+	for name, value := range c.Params {
+		if slices.Contains(driverParams, name) {
+			dsn.Params[name] = value
+		}
+	}
+	cfg, err := mysql.ParseDSN(dsn.FormatDSN())
+	if err != nil {
+		return nil, adapter.Invalid("parameters: %v", err)
+	}
+
+	cfg.TLS, err = trust(c.Params["ca"], cfg.TLS, u.Hostname())
+	if err != nil {
+		return nil, err
+	}
+	cfg.Params = map[string]string{"autocommit": "1"} // whatever the server's default is
+	cfg.Logger = &mysql.NopLogger{}                   // otherwise each lost connection is logged
+	if end, ok := ctx.Deadline(); ok {
+		// Bound each dial, which may outlive the call that it began for.
+		cfg.Timeout = time.Until(end)
+	}
+	return cfg, nil
+}
+
+// parseNode returns the only node of c as a URL with a user, a host and a database.
+func parseNode(c hasp.Config) (*url.URL, error) {
 	node, err := adapter.Node(c, form)
 	if err != nil {
 		return nil, err
 	}
+
+	// A password may contain these characters without the encoding of URLs. Then url.Parse would
+	// find the end of the password, or of the node, at a wrong place.
 	place := strings.TrimPrefix(node, "mysql://")
 	if strings.ContainsAny(place, "?#") || strings.Count(place, "@") > 1 {
 		return nil, adapter.Invalid("the node has several @, or a ? or #: in a password write %%40, %%3F "+
 			"or %%23, and put parameters into params: want %s", form)
 	}
+
 	u, err := url.Parse("mysql://" + place)
 	if err != nil {
 		return nil, adapter.Invalid("the node is malformed: want %s, with %%25 for %% and %%2F for / in "+
 			"the password", form)
 	}
-	database := strings.TrimPrefix(u.Path, "/")
+	database := databaseOf(u)
 	switch {
 	case u.Hostname() == "":
 		return nil, adapter.Invalid("the node has no host: want %s", form)
@@ -102,45 +149,21 @@ func parse(ctx context.Context, c hasp.Config) (*mysql.Config, error) {
 	case u.User.Username() == "":
 		return nil, adapter.Invalid("the node has no user: want %s", form)
 	}
-
-	if t := c.Params["tls"]; t != "" && !slices.Contains(tlsValues, t) {
-		return nil, adapter.Invalid("parameter tls=%q: want one of %s", t, strings.Join(tlsValues, ", "))
-	}
-
-	given := mysql.NewConfig()
-	given.User = u.User.Username()
-	given.Passwd, _ = u.User.Password()
-	given.Net = "tcp"
-	given.Addr = net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "3306"))
-	given.DBName = database
-	given.Params = map[string]string{}
-	for name, value := range c.Params {
-		if slices.Contains(driverParams, name) {
-			given.Params[name] = value
-		}
-	}
-
-	// Parse the parameters as go-sql-driver does.
-	cfg, err := mysql.ParseDSN(given.FormatDSN())
-	if err != nil {
-		return nil, adapter.Invalid("parameters: %v", err)
-	}
-	if cfg.TLS, err = trust(c.Params["ca"], cfg.TLS, u.Hostname()); err != nil {
-		return nil, err
-	}
-	cfg.Params = map[string]string{"autocommit": "1"} // whatever the server's default is
-	cfg.Logger = &mysql.NopLogger{}
-	if end, ok := ctx.Deadline(); ok {
-		cfg.Timeout = time.Until(end) // of a dial, which may outlive the call that it began for
-	}
-	return cfg, nil
+	return u, nil
 }
 
-// trust returns t with the certificates of a file, or t without a file.
+// databaseOf returns the name of the database in a URL.
+func databaseOf(u *url.URL) string { return strings.TrimPrefix(u.Path, "/") }
+
+// trust returns the settings of TLS. If the parameter ca names no file, they are t, the settings of
+// the parameter tls. Otherwise they replace t: only the certificates in the file are trusted, and
+// the server's certificate must be for the host. So the parameter ca also overrides
+// tls=skip-verify, which would accept any certificate.
 func trust(file string, t *tls.Config, host string) (*tls.Config, error) {
 	if file == "" {
 		return t, nil
 	}
+
 	pem, err := os.ReadFile(file)
 	if err != nil {
 		return nil, adapter.Invalid("parameter ca: %v", err)

@@ -34,8 +34,9 @@ const (
 )
 
 // settings are the pragmas of each connection. A write that waits for another process polls for up
-// to busy_timeout; it must come before the mode, which needs a lock as well. With synchronous
-// NORMAL, the last writes may be missing after the host has crashed, which ends all holders.
+// to busy_timeout, in milliseconds. It comes before journal_mode, whose change needs a lock as
+// well. With synchronous NORMAL, the last writes may be missing after the host has crashed. That is
+// safe, because the crash also ends all holders.
 const settings = "?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)" +
 	"&_pragma=synchronous(NORMAL)&_txlock=immediate"
 
@@ -67,6 +68,7 @@ func parse(c hasp.Config) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	path := strings.TrimPrefix(node, "sqlite://")
 	if path == "" || path == ":memory:" || strings.HasSuffix(path, "/") {
 		return "", adapter.Invalid("want a file that processes share: %s", form)
@@ -76,6 +78,7 @@ func parse(c hasp.Config) (string, error) {
 	if err != nil {
 		return "", adapter.Invalid("%v", err)
 	}
+
 	directory := filepath.Dir(file)
 	if info, err := os.Stat(directory); err != nil || !info.IsDir() {
 		return "", adapter.Invalid("%s is not a directory that this user can read: create it first",
