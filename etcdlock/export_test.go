@@ -26,8 +26,9 @@ func (d *driver) CutMember() {
 }
 
 // LeaveInSearch begins a search and gives up the member in use when it has answered the search.
-// It calls pause before and resume after the search has begun, and returns when the search ends.
-func (d *driver) LeaveInSearch(pause func() (resume func())) {
+// It calls pause before and resume after the search has begun. It returns what the method silence
+// returns when the search has ended.
+func (d *driver) LeaveInSearch(pause func() (resume func())) (silent time.Time, err error) {
 	c := d.cluster
 	resume := pause()
 	c.mu.Lock()
@@ -43,6 +44,7 @@ func (d *driver) LeaveInSearch(pause func() (resume func())) {
 	c.mu.Unlock()
 	m.client.Close()
 	<-s
+	return c.silence()
 }
 
 // Idle returns how many leases the pool has.

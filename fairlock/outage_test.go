@@ -50,7 +50,7 @@ func TestReplyToEnqueueIsLost(t *testing.T) {
 }
 
 // The reply that grants a free key is lost, or the reply to a reader beside another. The
-// repeat finds the hold.
+// repeat finds the hold, also if others wait by then.
 func TestReplyToAnEnqueueThatGrantsTheKeyIsLost(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		inWorld(t, func(w *world) {
@@ -63,7 +63,9 @@ func TestReplyToAnEnqueueThatGrantsTheKeyIsLost(t *testing.T) {
 				readers = 2
 			}
 			x := p.wait(kind, fence, func(c *backend.Claim) { p.proxy.Fail(c.Token, faultproxy.LoseReply) })
+			writer := p.wait() // comes before the repeat
 			x.gotWithin(x.asked, time.Second)
+			writer.stop()
 			if s, err := p.Inspect(w.Context(), "k"); err != nil || s.Fence == 0 || s.Fence != x.grant.Fence || len(s.Shared) != readers {
 				w.Errorf("fence %d, %+v, %v", x.grant.Fence, s, err)
 			}

@@ -511,6 +511,21 @@ func TestMessageLostInAHalfOpenConnection(t *testing.T) {
 	})
 }
 
+// A message comes before the reply to the enqueue, whose place no poll asks about yet. A poll after
+// the reply finds the key free.
+func TestMessageBeforeTheReply(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, ps := w.procs(2)
+		ps[1].failing(0) // the scripts are known, and the client is subscribed
+		ps[1].proxy.Delay(20 * time.Millisecond)
+		x := ps[1].wait()
+		ps[1].proxy.Delay(0)
+		w.rdb.Del(w.Context(), "k")
+		w.v.Mini.Publish(w.v.Mini.PubSubChannels("*")[0], x.c.Token+" look")
+		x.gotWithin(x.asked, 20*time.Millisecond)
+	})
+}
+
 // The address leads to a new server. Only the connection of the messages still
 // leads to the old server.
 func TestSubscriptionFollowsTheAddress(t *testing.T) {

@@ -444,7 +444,9 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 	too := await.Value(other.Lock(ctx, "held too"))
 	waiting, leave := context.WithCancel(ctx)
 	got := locks(waiting, c, "held")
-	until(t, "listening", d.Listens)
+	long := newDriver(t, s.Where())
+	later := locks(ctx, overDriver(t, long, patient), "held")
+	until(t, "listening", func() bool { return d.Listens() && long.Listens() })
 
 	// The session is older than the next waits, so their repeated attempts get the last refusal again.
 	for range 20 {
@@ -461,10 +463,12 @@ func TestListensOnlyWhileWaiting(t *testing.T) {
 	})
 	// Also while others hand keys over.
 	until(t, "the end of listening", func() bool {
-		s.Must(t, "NOTIFY "+d.Channel()+", 'other'")
+		s.Must(t, "NOTIFY "+d.Channel()+", 'other'; NOTIFY "+long.Channel()+", 'other'")
 		return !d.Listens()
 	})
+	until(t, "listening, because a caller waits", long.Listens)
 	must(t, held.Unlock(ctx))
+	must(t, <-later)
 	must(t, too.Unlock(ctx))
 }
 

@@ -138,6 +138,9 @@ func TestBadInput(t *testing.T) {
 	defer c.Close()
 	lockOnce(t, c, "key")
 	fails("guest", password, "postgres?schema=locks", "may not use the table", "GRANT SELECT, INSERT, UPDATE, DELETE")
+	until(t, "no connection is left of an Open that has failed", func() bool {
+		return !finds(s, "SELECT FROM pg_stat_activity WHERE usename = 'guest'")
+	})
 
 	// Keys have a limit.
 	_, err = c.Lock(ctx, strings.Repeat("k", 3<<19))
@@ -175,6 +178,8 @@ func TestOddRows(t *testing.T) {
 		{`expires = 'infinity', readers = '[]'`, "[]", -1},
 		{`expires = 'infinity', readers = '{"t": 1, "u": {"owner": "6d65", "end": "2100-01-01T00:00:00+00:00"}}'`, "[me]", -1},
 		{`expires = 'infinity', readers = '{"t": {"owner": "zz", "end": "2100-01-01T00:00:00+00:00"}, "u": {"owner": "6d65", "end": "soon"}}'`, "[zz]", -1},
+		{`expires = 'infinity', readers = (SELECT jsonb_object_agg(i, '{"owner": "6d65", "end": "2100-01-01T00:00:00+00:00"}'::jsonb) FROM generate_series(1, 1001) i)`,
+			"[" + strings.Repeat("me ", 999) + "me]", -1}, // no more than 1,000
 	} {
 		s.Must(t, "DELETE FROM hasp_locks WHERE key = 'b'")
 		s.Must(t, "INSERT INTO hasp_locks (key, since, fence, fenced) VALUES ('b', now(), 1, false)")

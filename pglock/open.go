@@ -94,7 +94,6 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 		return nil, err
 	}
 	if err := d.setUp(ctx); err != nil {
-		d.Close()
 		return nil, err
 	}
 	return d, nil

@@ -160,7 +160,6 @@ func NewDriver(ctx context.Context, pool *pgxpool.Pool, o *Options) (backend.Dri
 		return nil, err
 	}
 	if err := d.setUp(ctx); err != nil {
-		d.Close()
 		return nil, fmt.Errorf("pglock: %w", backend.Outage(ctx, err))
 	}
 	return d, nil

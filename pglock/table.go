@@ -68,8 +68,15 @@ func (o *Options) check() error {
 	return nil
 }
 
-// setUp finds or creates the table, and prepares the statements for it.
-func (d *driver) setUp(ctx context.Context) error {
+// setUp finds or creates the table, and prepares the statements for it. After an error, the driver
+// is closed.
+func (d *driver) setUp(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			d.Close()
+		}
+	}()
+
 	c, err := d.statements.Acquire(ctx)
 	if err != nil {
 		return diagnose(err)

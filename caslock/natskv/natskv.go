@@ -309,7 +309,6 @@ func (s *Store) Scan(
 		}
 	}()
 
-	var quiet <-chan time.Time // nil before the watch delivers anything, which may take long
 	end := last.Sequence
 	for at := from; at <= end; { // at is the first revision that has not been read
 		if len(es) == n {
@@ -323,7 +322,6 @@ func (s *Store) Scan(
 			if !ok {
 				return nil, "", errors.New("natskv: the watch has ended")
 			}
-			quiet = time.After(askAgain)
 			if e == nil {
 				continue // the watch reports that there are no more messages
 			}
@@ -331,7 +329,7 @@ func (s *Store) Scan(
 			if e.Operation() == jetstream.KeyValuePut { // else the message is a marker
 				es = append(es, caslock.Entry{Value: e.Value(), Version: version(e.Revision())})
 			}
-		case <-quiet:
+		case <-time.After(askAgain):
 			last, _, err := s.last(ctx, all)
 			if err != nil {
 				return nil, "", err
@@ -343,7 +341,6 @@ func (s *Store) Scan(
 			// If the message at end was deleted, end before it. If others have written meanwhile,
 			// keep end, so that the Scan does not follow them for ever.
 			end = min(end, last.Sequence)
-			quiet = time.After(askAgain)
 		}
 	}
 
