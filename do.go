@@ -153,21 +153,21 @@ func Lead(ctx context.Context, l Locker, key string,
 
 	opts = append(slices.Clip(opts), func(r *request) {
 		r.op = "lead"
-		r.linger = false
+		r.linger = false // Lead does not come back for the key, so its successor need not wait
 	})
-	refused := 0 // failed calls of Lock in a row
+	outages := 0 // calls of Lock in a row that failed
 	for {
 		lease, err := l.Lock(ctx, key, opts...)
 		if err != nil {
 			if over, why := leadOver(ctx, key, err); over {
 				return why
 			}
-			rest(ctx, nil, line.Jitter(min(outagePause<<min(refused, 10), longestPause)))
-			refused++
+			rest(ctx, nil, line.Jitter(min(outagePause<<min(outages, 10), longestPause)))
+			outages++
 			continue
 		}
 
-		refused = 0
+		outages = 0
 		leases := Leases{leases: []*Lease{lease}}
 		ferr, uerr := leases.do(ctx, func() error { return fn(lease.Context(), lease) })
 		if !errors.Is(uerr, ErrLost) || ctx.Err() != nil {

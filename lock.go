@@ -128,7 +128,7 @@ func (r *request) resumes(x Handle, t backend.Traits) {
 		r.refuse("Resume takes only WithTTL, WithoutRenewal and WithMaxHold; " +
 			"the handle has the other settings")
 	case len(x.Token) != tokenLen || x.Slot < 0 || x.Slot > maxSlots:
-		// The length matters, because the token that keeps a key for a min hold has another one.
+		// A token that keeps a key for a min hold has another length, and no handle may name it.
 		r.refuse("this is not a handle of Detach")
 	case r.err == nil:
 		r.err = cmp.Or(checkTTL(r.ttl), checkLongest(t, r.ttl))

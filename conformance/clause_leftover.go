@@ -147,13 +147,14 @@ func leftoversExpired(e *env) {
 	})
 }
 
-// leaveShared lets shared holds end in several ways, after callers that waited for them gave up.
+// leaveShared lets shared holds end in several ways: with and without a caller that has waited for
+// the key and given up.
 func (e *env) leaveShared(d *driver) {
 	// This hold expires alone.
 	d.join(e.key(), e.term)
 
-	// Of two holds of one key, the first is released, and the second expires. A Wait is cancelled
-	// before.
+	// A Wait for a key with two holds is cancelled. Then the first hold is released, and the second
+	// expires.
 	one := d.join(e.key(), e.long)
 	two := e.fencedIfCan(shared(e.claimOf(one.Key, e.term)))
 	d.take(two)

@@ -246,18 +246,21 @@ func settings(conf clientv3.Config) clientv3.Config {
 	if conf.Logger == nil && conf.LogConfig == nil {
 		conf.Logger = zap.NewNop()
 	}
-	conf.MaxUnaryRetries = 1  // the driver itself repeats the calls that are safe to repeat
+	// One attempt, because the driver itself repeats the calls that are safe to repeat. 0 would be
+	// etcd's default.
+	conf.MaxUnaryRetries = 1
 	conf.AutoSyncInterval = 0 // each client has one endpoint
 
 	// An answer about entries may exceed 4 MiB, the default of gRPC.
 	conf.MaxCallRecvMsgSize = math.MaxInt32
 
-	first := grpc.WithChainUnaryInterceptor(failFast)
-	conf.DialOptions = append([]grpc.DialOption{first}, conf.DialOptions...)
+	// The caller's options come after failFast, so that they win.
+	fast := grpc.WithChainUnaryInterceptor(failFast)
+	conf.DialOptions = append([]grpc.DialOption{fast}, conf.DialOptions...)
 
 	conf.DialTimeout = searchTime // also bounds a search: see find
 	if conf.Username != "" {
-		conf.DialTimeout = signInTime
+		conf.DialTimeout = signInTime // a server checks passwords slowly
 	}
 	return conf
 }

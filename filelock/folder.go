@@ -93,8 +93,9 @@ func (f folder) recordIn(name string) (*record, error) {
 	return r, nil
 }
 
-// draft creates a temporary file that has the length of the record's file, and returns it open. It
-// also creates the guard's file, and with a fence the stripe's file. The caller has no guard yet,
+// draft writes the record r, which has no fence and no term yet, to a temporary file, and returns it
+// open. The caller completes the record later, and its length stays the same. draft also creates the
+// guard's file, and with a fence the file of the stripe's last fence. The caller has no guard yet,
 // because the creation of a file may take long, and a process that is stopped meanwhile must not
 // block the keys of a stripe.
 func (f folder) draft(r *record, withFence bool) (*os.File, error) {

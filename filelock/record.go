@@ -110,7 +110,7 @@ func (r *record) encode() []byte {
 
 // decode returns the newer record of a state file, or the only one that is complete.
 func decode(b []byte) (*record, error) {
-	half := (len(b) + 1) / 2 // if a byte was added, no copy matches its checksum
+	half := (len(b) + 1) / 2 // rounded up, so that neither half is valid if a byte was added
 	first, firstErr := decodeCopy(b[:half])
 	second, secondErr := decodeCopy(b[half:])
 	switch {
@@ -122,10 +122,9 @@ func decode(b []byte) (*record, error) {
 		return second, nil
 	}
 
-	// No copy is complete. If the whole file has the form of one copy with a wrong checksum, as a
-	// file of two copies has, the first copy says best what is wrong. Otherwise the whole file
-	// does: it is foreign, of another version, or torn. If it is one valid copy, the second one is
-	// missing.
+	// No copy is complete. Read the whole file as one copy, to find out why. Two copies read as one
+	// have a wrong checksum: then return the error of the first copy. Any other error is the
+	// result. If there is no error, the file ends after its first copy.
 	_, wholeErr := unseal(b, recordHeader, errForeign)
 	if errors.Is(wholeErr, errChanged) {
 		return nil, firstErr

@@ -324,9 +324,10 @@ func (n *node) checkRun(run string) error {
 // checkRefusal returns an error if the refusal of a vote must not count, because the server of
 // another node has given it. The argument mark is the mark in the refusal.
 func (n *node) checkRefusal(mark string) error {
-	// The node may have no mark. Give it one, because every use of a node must leave a mark there:
-	// a node without a mark, although other nodes have one, must have lost its data or never been
-	// used.
+	// The node has another mark than we know, or none. Read it again, and give the node a mark if
+	// it has none. Every node in use needs a mark: a node without one, beside nodes that have one,
+	// counts as new or as a node that has lost its data. A vote was asked before, so standing is
+	// not nil.
 	if n.standing.Load().mark != mark {
 		n.refreshInBackground()
 	}

@@ -31,6 +31,7 @@ value under KEY is not a record of the strategy, break always requires --force,
 because it would delete data that may not be a lock.`,
 		Example: `  hasp inspect backup
   hasp break backup`,
+		// Function root sets Args, which checks the number of the arguments by Use.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				return a.breakKey(ctx, client, args[0], force)

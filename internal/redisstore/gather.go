@@ -353,7 +353,8 @@ func (g *gather) learnLocked(f *flight, r result) {
 
 	switch {
 	case hasReply && f.wire != nil:
-		// Now the connection is not in doubt because of another flight that was sent before.
+		// The connection works. A flight that was sent before this moment, and fails later, puts
+		// no doubt on it.
 		f.wire.answered()
 	case hasReply:
 		g.took = now.Sub(f.sent)
@@ -362,8 +363,9 @@ func (g *gather) learnLocked(f *flight, r result) {
 		g.doubt = f.sent
 	}
 
-	// If a replica refused a command, all connections may lead to the replica. Take a new time, so
-	// that this connection, whose last use answered has just noted, is in doubt as well.
+	// If a replica refused a command, all connections may lead to the replica. The variable now is
+	// too early: the call of answered above has noted a later use of this connection, and the
+	// connection must be in doubt, too.
 	if r.demoted {
 		g.doubt = time.Now()
 	}

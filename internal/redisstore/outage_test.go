@@ -13,6 +13,7 @@ import (
 
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/faultproxy"
+	"github.com/hasplock/hasp/internal/redisstore/resp"
 	"github.com/hasplock/hasp/internal/redistest"
 )
 
@@ -114,6 +115,9 @@ func TestAFullServerEndsNoCall(t *testing.T) {
 	srv := redistest.Start(t, redistest.Real)
 	s := opened(t, srv.URL(), nil)
 	await.Must(t, srv.Client().ConfigSet(t.Context(), "maxclients", "1").Err())
+	if err := errFull; !resp.IsUnsent(err) {
+		t.Errorf("%v: want that the call counts as not sent", err)
+	}
 	var calls sync.WaitGroup
 	for _, key := range numbered("full", 50) {
 		calls.Go(func() {

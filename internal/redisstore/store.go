@@ -152,8 +152,8 @@ func (s *Store) probe(ctx context.Context) error {
 		return nil
 	}
 
-	// Ignore the masters that did not answer if another one did. But do not ignore an error that a
-	// master replied.
+	// Ignore the masters that did not answer if another one did. But do not ignore a ReplyError:
+	// a master has replied with an error, or check found why it must not store locks.
 	if err := worst(errs, "masters"); len(answers) == 0 || resp.IsReply(err) {
 		return err
 	}

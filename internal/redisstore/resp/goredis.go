@@ -74,7 +74,7 @@ func IsUnsent(err error) bool {
 	}
 
 	// A server that takes no more connections replies this, and executes no command.
-	return redis.HasErrorPrefix(err, "ERR max number of clients")
+	return redis.HasErrorPrefix(err, "max number of clients") // without "ERR ", which it strips
 }
 
 // IsReply reports whether err is a server's reply.
