@@ -338,19 +338,15 @@ func (s *Store) check(ctx context.Context, at *server) error {
 
 	// The errors say that the caller's command was not sent, because only the check was.
 	switch {
-	case err != nil:
-		err = resp.NotSent(err)
 	case reason != nil:
 		return unfitError{resp.NotSent(at.prefix(at.label(), reason))}
-	default:
+	case err == nil:
 		at.fit.Store(true)
 		return nil
-	}
-
-	if !cancelled(ctx, err) {
+	case !cancelled(ctx, err):
 		err = diagnose(err, s.hints, time.Since(began))
 	}
-	_, err = s.outcome(ctx, at, Reply{Err: err}) // adds the name of the server
+	_, err = s.outcome(ctx, at, Reply{Err: resp.NotSent(err)}) // adds the name of the server
 	return err
 }
 
@@ -382,13 +378,15 @@ func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 	}
 
 	// If the Store has the address of a single server, that address may be wrong.
-	if !s.isCluster && !s.bySentinels {
-		if _, ok := redis.IsMovedError(err); ok {
-			err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)",
-				err)
-		} else if resp.IsReadOnly(err) {
-			err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
-		}
+	single := !s.isCluster && !s.bySentinels
+	_, moved := redis.IsMovedError(err)
+	switch {
+	case single && moved:
+		err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
+	case single && resp.IsReadOnly(err):
+		err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
+	case resp.IsReply(err), errors.Is(err, redis.ErrClosed):
+		err = diagnose(err, s.hints, 0)
 	}
 
 	return nil, s.prefix(at.label(), err)
