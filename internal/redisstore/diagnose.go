@@ -67,18 +67,18 @@ func diagnose(err error, h hints, took time.Duration) error {
 	switch {
 	case errors.Is(err, errNotMaster), errors.Is(err, errForeign): // the text has a hint
 	case errors.As(err, &reply):
-		err = said{firstSentence(reply.Error()), err}
+		err = said{firstSentence(reply.Error()), reply}
 		hint = replyHint(reply.Error(), h)
 	case errors.Is(err, errHandshake):
 		hint = handshakeHint(err)
 		if timedOut(err) {
-			err = said{fmt.Sprintf("%v: no answer within %v", errHandshake, within), errTimeout}
+			err = said{fmt.Sprintf("%v: no answer within %v", errHandshake, within), err}
 		}
 	case errors.As(err, &dns):
 		err = said{"the host was not found", dns}
 		hint = "check the host in the URL"
 	case timedOut(err):
-		err = said{fmt.Sprintf("no answer within %v", within), errTimeout}
+		err = said{fmt.Sprintf("no answer within %v", within), err}
 		hint = "check host and port, and that no firewall is in between; a port that speaks TLS " +
 			"needs rediss:// or TLSConfig, and any other port needs neither"
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -219,10 +219,6 @@ func timedOut(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) ||
 		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, syscall.ETIMEDOUT)
 }
-
-// errTimeout is what the error of a timeout wraps, in place of its cause. The cause may match the
-// error of a context, and then the engine would say once more that there was no answer.
-var errTimeout = os.ErrDeadlineExceeded
 
 // firstSentence shortens a long reply. A Redis in protected mode replies with a page of advice, the
 // reply to an unknown command repeats the arguments, and the error of a script names its line.

@@ -338,15 +338,19 @@ func (s *Store) check(ctx context.Context, at *server) error {
 
 	// The errors say that the caller's command was not sent, because only the check was.
 	switch {
+	case err != nil:
+		err = resp.NotSent(err)
 	case reason != nil:
 		return unfitError{resp.NotSent(at.prefix(at.label(), reason))}
-	case err == nil:
+	default:
 		at.fit.Store(true)
 		return nil
-	case !cancelled(ctx, err):
+	}
+
+	if !cancelled(ctx, err) {
 		err = diagnose(err, s.hints, time.Since(began))
 	}
-	_, err = s.outcome(ctx, at, Reply{Err: resp.NotSent(err)}) // adds the name of the server
+	_, err = s.outcome(ctx, at, Reply{Err: err}) // adds the name of the server
 	return err
 }
 
@@ -386,7 +390,7 @@ func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 	case single && resp.IsReadOnly(err):
 		err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
 	case resp.IsReply(err), errors.Is(err, redis.ErrClosed):
-		err = diagnose(err, s.hints, 0)
+		err = said{diagnose(err, s.hints, 0).Error(), err}
 	}
 
 	return nil, s.prefix(at.label(), err)
