@@ -97,6 +97,7 @@ func diagnose(err error, h hints, took time.Duration) error {
 	case alerted(err):
 		hint = certificateHint // with TLS 1.3 the alert comes after the handshake
 	case errors.Is(err, redis.ErrClosed):
+		err = redis.ErrClosed
 		hint = "your program closed its Redis client: close the Client of hasp first"
 	case errors.As(err, new(*net.AddrError)):
 		hint = "Addr is host:port, without redis://"

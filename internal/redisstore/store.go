@@ -163,6 +163,16 @@ func (s *Store) probe(ctx context.Context) error {
 // Name returns the prefix of the Store's errors.
 func (s *Store) Name() string { return s.name }
 
+// Unanswered returns the error of a call that has no answer yet. It says why no connection could be
+// made, if that is known. The Store must have a single server.
+func (s *Store) Unanswered() error {
+	err := s.one.calls.noReply()
+	if err != errNoReply {
+		err = said{diagnose(err, s.hints, 0).Error(), err}
+	}
+	return s.fail(err)
+}
+
 // NamesRun reports whether the replies of DoAll contain the run ID of the server.
 func (s *Store) NamesRun() bool { return s.namesRun }
 
