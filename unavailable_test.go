@@ -317,6 +317,7 @@ func TestOpenOfAnUnavailableStore(t *testing.T) {
 		"a short deadline":    {ends: 1, is: []error{context.DeadlineExceeded}},
 		"of a connection":     {err: fmt.Errorf("read: %w", os.ErrDeadlineExceeded), ends: 1, is: []error{context.DeadlineExceeded}},
 		"refused, then ended": {err: errNet, ends: 1, is: []error{hasp.ErrUnavailable, errNet, context.DeadlineExceeded}},
+		"with a hint":         {err: fmt.Errorf("ping: %w (is it up?)", context.DeadlineExceeded), is: []error{hasp.ErrUnavailable}},
 		"a bad parameter":     {err: fmt.Errorf("%w: size", hasp.ErrInvalid), is: []error{hasp.ErrInvalid}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -331,7 +332,11 @@ func TestOpenOfAnUnavailableStore(t *testing.T) {
 			if tc.ends > 0 {
 				ctx = timeout(t, ctx, tc.ends)
 			}
-			wantOnly(t, what, errOf(hasp.Open(ctx, "zone://?timeout=1s", nil)), tc.is...)
+			err := errOf(hasp.Open(ctx, "zone://?timeout=1s", nil))
+			wantOnly(t, what, err, tc.is...)
+			if strings.Contains(err.Error(), "): no answer") {
+				t.Errorf("%v: says twice that there was no answer", err)
+			}
 		})
 	}
 }

@@ -81,7 +81,8 @@ func (a *attempt) run(ctx context.Context) (g backend.Grant, err error) {
 		g.Fence, err = a.confirm(ctx)
 	case verdict == errNo:
 		err = &backend.HeldError{}
-	case verdict == errNoQuorum:
+	case verdict == errNoQuorum,
+		verdict == errAbandoned && ctx.Err() == context.DeadlineExceeded:
 		err = a.ballot.failures()
 	case ctx.Err() != nil:
 		err = ctx.Err()

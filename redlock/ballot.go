@@ -2,8 +2,6 @@ package redlock
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"slices"
 	"sync"
 
@@ -27,8 +25,8 @@ var (
 // is never yes: redsync counts the votes for a win, and the ballot finds what redsync does not
 // know, that a win has become impossible.
 type ballot struct {
-	names  []string // of the nodes
-	taking bool     // the nodes vote on taking a key, and otherwise on a hold that exists
+	nodes  []*node
+	taking bool // the nodes vote on taking a key, and otherwise on a hold that exists
 	done   chan struct{}
 
 	mu      sync.Mutex // guards the fields below
@@ -36,14 +34,14 @@ type ballot struct {
 	verdict error      // errPending until done is closed
 }
 
-// newBallot returns a ballot of the nodes with the given names. If the argument taking is set, they
-// vote on taking a key, and otherwise on a hold that exists.
-func newBallot(names []string, taking bool) *ballot {
+// newBallot returns a ballot of the given nodes. If the argument taking is set, they vote on taking
+// a key, and otherwise on a hold that exists.
+func newBallot(nodes []*node, taking bool) *ballot {
 	return &ballot{
-		names:   names,
+		nodes:   nodes,
 		taking:  taking,
 		done:    make(chan struct{}),
-		votes:   slices.Repeat([]error{errPending}, len(names)),
+		votes:   slices.Repeat([]error{errPending}, len(nodes)),
 		verdict: errPending,
 	}
 }
@@ -151,7 +149,7 @@ func (b *ballot) failures() error {
 	for i, vote := range b.votes {
 		switch {
 		case vote == errPending && b.verdict == errAbandoned:
-			errs[i] = fmt.Errorf("%s: no answer yet: %w", b.names[i], os.ErrDeadlineExceeded)
+			errs[i] = b.nodes[i].store.Unanswered()
 		case vote != errNo && vote != errPending:
 			errs[i] = vote // an error, or nil for yes
 		}

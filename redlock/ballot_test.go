@@ -50,7 +50,7 @@ func TestABallotIsDecidedOnceByTheDecidingVote(t *testing.T) {
 	for n := 1; n <= 5; n++ {
 		for _, taking := range []bool{true, false} {
 			for sequence := range 1 << (2 * n) { // two bits for each vote
-				b, count, want := newBallot(make([]string, n), taking), map[error]int{errPending: n}, errPending
+				b, count, want := newBallot(make([]*node, n), taking), map[error]int{errPending: n}, errPending
 				for i := range n {
 					v := []error{nil, errNo, errSilent, errSilent}[sequence>>(2*i)&3]
 					count[errPending]--

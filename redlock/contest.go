@@ -67,7 +67,7 @@ func (ct *contest) attempt(
 		hs:     ct.hs,
 		c:      c,
 		h:      newHold(c, number, lead, ct.m),
-		ballot: newBallot(ct.m.names, true),
+		ballot: newBallot(ct.m.nodes, true),
 		lead:   lead,
 		voted:  make(chan struct{}),
 	}

@@ -59,7 +59,7 @@ func invalid(format string, args ...any) error {
 }
 
 // unsafeHint is the end of each error text that Options.AllowUnsafeNodes prevents.
-const unsafeHint = ", or set allow_unsafe_nodes=true"
+const unsafeHint = ", or set allow_unsafe_nodes=true (Options.AllowUnsafeNodes)"
 
 // checkNodes returns an error if there are no nodes. Unless allowUnsafe is set, it also returns an
 // error if the set tolerates no failure, or no more failures than a smaller set, or if a node would
@@ -72,7 +72,7 @@ func checkNodes(names []string, allowUnsafe bool) error {
 	case allowUnsafe:
 		return nil
 	case n <= 2:
-		return invalid("of %d nodes none may fail: name at least 3"+unsafeHint, n)
+		return invalid("of %d nodes none may fail: name at least 3 (for one Redis use spinlock)"+unsafeHint, n)
 	case n%2 == 0:
 		const text = "%d nodes tolerate no more failures than %d do: name an odd number"
 		return invalid(text+unsafeHint, n, n-1)

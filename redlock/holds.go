@@ -440,7 +440,7 @@ func (hs *holds) newRenewal(i int, c backend.Claim) (*renewal, error) {
 	if h != nil && h.failed {
 		return nil, backend.ErrLost
 	}
-	r := &renewal{hs: hs, i: i, c: c, ballot: newBallot(hs.m.names, false), began: hs.m.now()}
+	r := &renewal{hs: hs, i: i, c: c, ballot: newBallot(hs.m.nodes, false), began: hs.m.now()}
 	if h != nil && h.counting(r.began) >= hs.m.quorum() {
 		r.h = h
 

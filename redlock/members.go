@@ -29,7 +29,6 @@ var errClosed = errors.New("redlock: driver is closed")
 // members are the nodes, and what this driver knows about all of them together.
 type members struct {
 	nodes  []*node
-	names  []string
 	unsafe bool   // one server may be several nodes
 	evict  string // "1" if a node may evict keys
 
@@ -61,7 +60,6 @@ func newMembers(stores []*redisstore.Store, names []string, o *Options) *members
 		if names[i] == "" {
 			name = fmt.Sprintf("node %d", i+1)
 		}
-		m.names = append(m.names, name)
 		n := &node{m: m, i: i, store: s, name: name, turn: make(chan struct{}, 1)}
 		m.nodes = append(m.nodes, n)
 	}
@@ -169,7 +167,7 @@ func (m *members) gather(ctx context.Context, ask func(n *node) (answered func()
 // ballot or, if the argument all is true, until all nodes have answered. The caller must count as
 // work (see begin). If ctx ends, the calls continue.
 func (m *members) poll(ctx context.Context, all bool, ask func(n *node) error) error {
-	b := newBallot(m.names, false)
+	b := newBallot(m.nodes, false)
 	m.gather(ctx, func(n *node) func() time.Duration {
 		b.cast(n.i, ask(n))
 		return func() time.Duration {

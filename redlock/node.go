@@ -295,7 +295,7 @@ func (n *node) checkVote(ctx context.Context, id standing, began time.Time) erro
 	case began.Before(s.votesFrom):
 		left := s.votesFrom.Sub(began).Round(time.Millisecond)
 		return n.errorf("was restarted, has lost its data, or is new in a set whose other nodes "+
-			"are not, and does not vote for another %v (max_ttl)", left)
+			"are not, and does not vote for another %v because of max_ttl", left)
 	}
 
 	return nil

@@ -127,6 +127,7 @@ func TestOpenReportsWhatIsWrong(t *testing.T) {
 	// Here each node has a URL of its own.
 	for nodes, text := range map[string]string{
 		"redis://:hunter2@a,b redis://:hunter2@c redis://:hunter2@d":       "4 nodes",
+		"redis://:hunter2@a redis://:hunter2@b redis://:hunter2@c?ttl=1s":  "into params",
 		"redis://:hunter2@a redis://:hunter3@b redis://:hunter2@a:6379":    "twice",
 		"redis://:hunter2@a redis://:hunter2@b redlock+redis://:hunter2@c": "redis://",
 		"redis://:hunter2@a redis://:hunter2@b ":                           "redis://",

@@ -118,8 +118,9 @@ func init() { hasp.Register("redlock", openConfig, params...) }
 // commands, which are not retried: see docs/redis.md. The error is hasp.ErrInvalid if a Redis
 // client is nil, a redis.ClusterClient or a redis.Ring, or if o is out of range. Unless
 // o.AllowUnsafeNodes is set, it is also ErrInvalid if there are fewer than three Redis clients, an
-// even number, or two with the same address. A server that [hasp.Open] would refuse is refused by
-// the first call to it.
+// even number, or two with the same address. A server that [hasp.Open] would refuse never votes. Nor
+// does the second of two nodes that are one server. The error of a call names these nodes if the
+// others are no quorum.
 func New(clients []goredis.UniversalClient, o *Options) (*hasp.Client, error) {
 	o = cmp.Or(o, &Options{})
 	d, err := NewDriver(clients, o)

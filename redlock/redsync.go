@@ -62,15 +62,25 @@ func newMutex(key, record string, ttl time.Duration, votes []func() error) *reds
 	)
 }
 
-// outage returns the error of a call that has no quorum. The argument errs contains one element for
-// each node: an error that names the node, or nil if the node has voted. The result is a
-// *multierror.Error with the errors of the nodes that have not voted.
+// outage returns the error of a call that has no quorum, or the warning of Open about single nodes.
+// The argument errs contains one element for each node: an error that names the node, or nil if the
+// node has voted. The result is a *multierror.Error with the errors of the nodes that have not
+// voted. Its text has a hint that several nodes share only once.
 func outage(errs []error) error {
 	n := len(errs)
 	m := &multierror.Error{ErrorFormat: func(failures []error) string {
-		lines := []string{fmt.Sprintf("no quorum: %d of %d nodes do not vote", len(failures), n)}
+		lines := []string{fmt.Sprintf("%d of %d nodes did not vote", len(failures), n)}
+		if len(failures) > (n-1)/2 {
+			lines[0] = "no quorum: " + lines[0]
+		}
+		last := ""
 		for _, err := range failures {
-			lines = append(lines, err.Error())
+			text, hint, _ := strings.Cut(err.Error(), " (")
+			if hint != last {
+				text = err.Error()
+			}
+			last = hint
+			lines = append(lines, text)
 		}
 		return strings.Join(lines, "\n")
 	}}

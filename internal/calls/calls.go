@@ -3,10 +3,12 @@
 package calls
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -111,10 +113,6 @@ func Direct[T any](c *Caller, ctx, quit context.Context, bound time.Duration,
 		err = ctx.Err() // the caller's context has ended the call
 	case err == context.DeadlineExceeded:
 		err = NoAnswer(bound) // the driver's error says no more than that
-	case within.Err() != nil && !errors.Is(err, os.ErrDeadlineExceeded):
-		// The end of within has probably caused err, but err does not say that the time ran out.
-		// If quit has ended within, the engine reports ErrClosed instead of this error.
-		err = fmt.Errorf("%v: %w", err, NoAnswer(bound))
 	default:
 		err = Plain(err, bound) // the driver's own error
 	}
@@ -190,16 +188,23 @@ func Run[T any](c *Caller, ctx context.Context, bound time.Duration, leave, quit
 // NoAnswer returns the error of an outage. The error does not match context.DeadlineExceeded, which
 // is for the caller's own deadline.
 func NoAnswer(d time.Duration) error {
-	return fmt.Errorf("no answer from the store within %v: %w", d, os.ErrDeadlineExceeded)
+	return fmt.Errorf("no answer from the store within %v: %w",
+		cmp.Or(d.Round(time.Millisecond), d), os.ErrDeadlineExceeded)
 }
 
 // Plain returns err, wrapped if need be so that it does not match the error of any context. Many
 // network timeouts match context.DeadlineExceeded, although the caller's own context has not ended.
+// If the text of err goes on after that error, as with a hint, it stays as it is.
 func Plain(err error, d time.Duration) error {
-	if IsContextError(err) {
-		return fmt.Errorf("%v: %w", err, NoAnswer(d))
+	if !IsContextError(err) {
+		return err
 	}
-	return err
+	for _, end := range []error{context.Canceled, context.DeadlineExceeded} {
+		if strings.HasSuffix(err.Error(), end.Error()) {
+			return fmt.Errorf("%v: %w", err, NoAnswer(d))
+		}
+	}
+	return fmt.Errorf("%v%.0w", err, os.ErrDeadlineExceeded) // wraps it without its text
 }
 
 // PlainDated does what Plain does for a Waiter's error. It keeps the start of the outage, if known.

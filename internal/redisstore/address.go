@@ -119,11 +119,18 @@ func parse(node string) (address, error) {
 		return a, nil
 	}
 
-	if err := a.parsePath(strings.TrimPrefix(path, "/")); err != nil {
+	switch rest := hosts + path; {
+	case strings.ContainsAny(hosts, " \t\r\n"):
+		return a, invalid("node: a space or a line break is among the hosts: want %s", a.form())
+	case strings.Contains(rest, "://"):
+		return a, invalid("node: write %s:// once, before the first host", a.scheme)
+	case strings.Contains(rest, "?"):
+		return a, invalid("node: put the parameters that follow the ? into params")
+	}
+	if err := a.parseHosts(hosts); err != nil {
 		return a, err
 	}
-	err := a.parseHosts(hosts)
-	return a, err
+	return a, a.parsePath(strings.TrimPrefix(path, "/"))
 }
 
 // Nodes splits a URL of several independent servers, such as
@@ -301,7 +308,7 @@ func (a *address) setParams(params map[string]string) error {
 	var err error
 	if text, ok := params["replicas"]; ok {
 		if a.replicas, err = strconv.Atoi(text); err != nil || a.replicas < 0 {
-			return invalid("parameter replicas: want a number, such as 1")
+			return invalid("parameter replicas: want 0 or more, such as 1")
 		}
 	}
 

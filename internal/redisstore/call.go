@@ -46,7 +46,7 @@ type result struct {
 const maxShared = 64 << 10
 
 // errNoReply means that no reply arrived before the caller left. The outcome is unknown.
-var errNoReply = fmt.Errorf("no reply: %w", os.ErrDeadlineExceeded)
+var errNoReply = fmt.Errorf("no answer yet: %w", os.ErrDeadlineExceeded)
 
 // fill stores the commands and the context of a caller. If plain is false, go-redis gets pointers
 // to the arguments, which need no memory of their own. A hook would see these pointers, and may

@@ -67,7 +67,7 @@ func diagnose(err error, h hints, took time.Duration) error {
 	switch {
 	case errors.Is(err, errNotMaster), errors.Is(err, errForeign): // the text has a hint
 	case errors.As(err, &reply):
-		err = firstSentence(reply)
+		err = said{firstSentence(reply.Error()), reply}
 		hint = replyHint(reply.Error(), h)
 	case errors.Is(err, errHandshake):
 		hint = handshakeHint(err)
@@ -79,10 +79,11 @@ func diagnose(err error, h hints, took time.Duration) error {
 		hint = "check the host in the URL"
 	case timedOut(err):
 		err = said{fmt.Sprintf("no answer within %v", within), err}
-		hint = "check host and port, and that no firewall is in between"
+		hint = "check host and port, and that no firewall is in between; a port that speaks TLS " +
+			"needs rediss:// or TLSConfig, and any other port needs neither"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		err = said{"connection refused", err}
-		hint = "is Redis running there? check host and port"
+		hint = "is Redis running there? check host and port, or the path of its socket"
 	case errors.Is(err, fs.ErrNotExist):
 		err = said{"no such socket", err}
 		hint = "is Redis running, with unixsocket set to this path?"
@@ -91,9 +92,15 @@ func diagnose(err error, h hints, took time.Duration) error {
 		hint = "see unixsocketperm in the configuration of Redis"
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		err = said{"the server closed the connection", err}
-		hint = "is that a Redis? a port that speaks TLS wants rediss://, and perhaps ?cert=…&key=…"
+		hint = "is that a Redis? a port that speaks TLS wants rediss:// or TLSConfig, and " +
+			"perhaps ?cert=…&key=…"
 	case alerted(err):
 		hint = certificateHint // with TLS 1.3 the alert comes after the handshake
+	case errors.Is(err, redis.ErrClosed):
+		err = redis.ErrClosed
+		hint = "your program closed its Redis client: close the Client of hasp first"
+	case errors.As(err, new(*net.AddrError)):
+		hint = "Addr is host:port, without redis://"
 	case errors.As(err, &op):
 		err = fmt.Errorf("%s: %w", op.Op, op.Err) // without addresses, because the Store adds one
 	default:
@@ -114,6 +121,7 @@ func replyHint(text string, h hints) string {
 		{"replicas confirmed", "are there as many replicas as the parameter replicas says, and " +
 			"do they keep up?"},
 		{"DENIED", "give Redis a password, or have it listen on the loopback only"},
+		{"of the keys", "grant the user ~PREFIX* for your keys, and ~hasp:*: docs/redis.md"},
 		{"NOPERM", "docs/redis.md lists the rights that the user needs"},
 		{"DB index", "check the number of the database in the URL"},
 		{"SELECT is not allowed", "check the number of the database in the URL"},
@@ -121,6 +129,8 @@ func replyHint(text string, h hints) string {
 		{"cluster support disabled", "that Redis is in no cluster: use redis://host:port"},
 		{"No such master", "check the name after the sentinels: " +
 			"redis-sentinel://host:port,host:port/NAME"},
+		{"OOM", "the Redis is full: raise maxmemory, or free memory"},
+		{"NOREPLICAS", "fewer replicas are connected than min-replicas-to-write says"},
 		{"LOADING", later}, {"MASTERDOWN", later}, {"CLUSTERDOWN", later},
 		{"max number of clients", later},
 	} {
@@ -154,7 +164,7 @@ func unfit(info, cluster any, mayEvict bool) error {
 			"has the details)")
 	case !mayEvict && evicts:
 		return resp.ReplyError("it may evict locks, its maxmemory-policy is " + policy + " (set " +
-			"noeviction; or allow_eviction=true in the URL, if two holders at once do no harm)")
+			"noeviction; or with a URL allow_eviction=true, if two holders at once do no harm)")
 	}
 
 	return nil
@@ -179,6 +189,7 @@ func handshakeHint(err error) string {
 		authority x509.UnknownAuthorityError
 		name      x509.HostnameError
 		record    tls.RecordHeaderError
+		invalid   x509.CertificateInvalidError
 	)
 
 	switch {
@@ -186,6 +197,8 @@ func handshakeHint(err error) string {
 		return "name the file of its certificate authority: ?ca=/path/to/ca.pem"
 	case errors.As(err, &name):
 		return "name the host that the certificate is for: ?server_name=…"
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "renew the certificate of the server, or correct the clock"
 	case errors.As(err, &record), timedOut(err),
 		errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
 		return "does this port speak TLS? if not, use redis://"
@@ -208,12 +221,12 @@ func timedOut(err error) bool {
 		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// firstSentence shortens a long reply. A Redis in protected mode replies with a page of advice, and
-// the reply to an unknown command repeats the arguments.
-func firstSentence(err redis.Error) error {
-	text, _, _ := strings.Cut(err.Error(), ". ")
+// firstSentence shortens a long reply. A Redis in protected mode replies with a page of advice, the
+// reply to an unknown command repeats the arguments, and the error of a script names its line.
+func firstSentence(text string) string {
+	text, _, _ = strings.Cut(text, ". ")
 	text, _, _ = strings.Cut(text, ", with args")
-	return said{strings.TrimSuffix(text, "."), err}
+	return strings.TrimSuffix(text, ".")
 }
 
 // located is an error that names its server, and that needs no other hint.

@@ -253,7 +253,16 @@ func TestNewRefusesServers(t *testing.T) {
 	// A user may have no right to INFO and to CLUSTER.
 	rules := strings.Fields("acl setuser default -info -cluster")
 	await.Must(t, rdb.Do(t.Context(), rules[0], rules[1], rules[2], rules[3], rules[4]).Err())
-	await.Value(New(rdb).Do(t.Context(), "set", "k", "v"))
+	late := New(rdb)
+	await.Value(late.Do(t.Context(), "set", "k", "v"))
+
+	// What a server refuses later has a hint as well.
+	await.Must(t, rdb.Do(t.Context(), "acl", "setuser", "default", "resetkeys").Err())
+	_, err := late.Do(t.Context(), "set", "k", "v")
+	wantsOutage(t, err, "NOPERM … (grant the user ~PREFIX")
+	rdb.Close()
+	_, err = late.Do(t.Context(), "set", "k", "v")
+	wantsOutage(t, err, "your program closed its Redis client")
 }
 
 // A replica is refused at the first call. A server that becomes a replica later refuses writes.

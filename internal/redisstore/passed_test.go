@@ -27,6 +27,7 @@ func TestFirstErrorOfAPassedClientSaysWhatToDo(t *testing.T) {
 	for hint, o := range map[string]*redis.UniversalOptions{
 		"check the user and the password": {Addrs: at, Password: "wrong"},
 		"is Redis running there?":         {Addrs: []string{deadPort}},
+		"Addr is host:port":               {Addrs: []string{"redis://" + srv.Addr}},
 		"that Redis is in no cluster":     {Addrs: at, Password: "secret", IsClusterMode: true},
 	} {
 		t.Run(hint, func(t *testing.T) {

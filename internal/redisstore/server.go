@@ -76,7 +76,8 @@ func (at *server) ask(ctx context.Context, here, confirm bool, commands ...[]str
 // errOneOfCluster is the fault of a server of a cluster behind a client that knows only this
 // server.
 const errOneOfCluster = resp.ReplyError("it is one server of a cluster " +
-	"(use redis-cluster://host:port, or pass a *redis.ClusterClient)")
+	"(use redis-cluster://host:port, or pass a *redis.ClusterClient; redlock " +
+	"needs independent masters)")
 
 // fault runs a script on the server and reads INFO. It returns the reason why the server must not
 // store locks, if there is one, or err if this cannot be found out.

@@ -163,6 +163,16 @@ func (s *Store) probe(ctx context.Context) error {
 // Name returns the prefix of the Store's errors.
 func (s *Store) Name() string { return s.name }
 
+// Unanswered returns the error of a call that has no answer yet. It says why no connection could be
+// made, if that is known. The Store must have a single server.
+func (s *Store) Unanswered() error {
+	err := s.one.calls.noReply()
+	if err != errNoReply {
+		err = said{diagnose(err, s.hints, 0).Error(), err}
+	}
+	return s.fail(err)
+}
+
 // NamesRun reports whether the replies of DoAll contain the run ID of the server.
 func (s *Store) NamesRun() bool { return s.namesRun }
 
@@ -382,13 +392,15 @@ func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 	}
 
 	// If the Store has the address of a single server, that address may be wrong.
-	if !s.isCluster && !s.bySentinels {
-		if _, ok := redis.IsMovedError(err); ok {
-			err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)",
-				err)
-		} else if resp.IsReadOnly(err) {
-			err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
-		}
+	single := !s.isCluster && !s.bySentinels
+	_, moved := redis.IsMovedError(err)
+	switch {
+	case single && moved:
+		err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
+	case single && resp.IsReadOnly(err):
+		err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
+	case resp.IsReply(err), errors.Is(err, redis.ErrClosed):
+		err = said{diagnose(err, s.hints, 0).Error(), err}
 	}
 
 	return nil, s.prefix(at.label(), err)
