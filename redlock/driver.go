@@ -72,7 +72,8 @@ func checkNodes(names []string, allowUnsafe bool) error {
 	case allowUnsafe:
 		return nil
 	case n <= 2:
-		return invalid("of %d nodes none may fail: name at least 3 (for one Redis use spinlock)"+unsafeHint, n)
+		const text = "of %d nodes none may fail: name at least 3 (for one Redis use spinlock)"
+		return invalid(text+unsafeHint, n)
 	case n%2 == 0:
 		const text = "%d nodes tolerate no more failures than %d do: name an odd number"
 		return invalid(text+unsafeHint, n, n-1)
