@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -48,8 +48,13 @@ var (
 	ErrUnavailable = backend.ErrUnavailable
 )
 
+// errNilLease is the error of a call on a nil Lease or Leases, as after a Lock that failed.
+var errNilLease = fmt.Errorf("hasp: %w: the lease is nil: check the error of Lock", ErrInvalid)
+
 var errNilContext = fmt.Errorf("%w: ctx is nil; "+
 	"pass context.Background() if you have no other", ErrInvalid)
+
+var errNilClient = fmt.Errorf("%w: the Client is nil: check the error of New or Open", ErrInvalid)
 
 // errNoReturn is the outcome of a call that panicked or ended its goroutine. It is unknown whether
 // the store has carried the call out.
@@ -126,9 +131,10 @@ type Error struct {
 	Err error
 }
 
-// Error returns the message. The key is quoted, because it may be any bytes.
+// Error returns the message. The key is quoted, because it may be any bytes, and is cut after
+// 200 characters.
 func (e *Error) Error() string {
-	return "hasp: " + e.Op + " " + strconv.Quote(e.Key) + ": " + e.Err.Error()
+	return fmt.Sprintf("hasp: %s %.200q: %v", e.Op, e.Key, e.Err)
 }
 
 // Unwrap returns e.Err.
@@ -235,7 +241,23 @@ func joined(err, unlock error) error {
 	case err == nil || unlock == nil:
 		return cmp.Or(err, unlock) // the one that is not nil, if any
 	case errors.Is(unlock, ErrLost):
-		return errors.Join(unlock, err)
+		return join(unlock, err)
 	}
-	return errors.Join(err, unlock)
+	return join(err, unlock)
 }
+
+// join does what errors.Join does, but the text has one line.
+func join(errs ...error) error {
+	err := errors.Join(errs...)
+	if err == nil {
+		return nil
+	}
+	return oneLine{err}
+}
+
+// oneLine is an error whose text has one line.
+type oneLine struct{ error }
+
+func (e oneLine) Error() string { return strings.ReplaceAll(e.error.Error(), "\n", "; ") }
+
+func (e oneLine) Unwrap() error { return e.error }

@@ -45,7 +45,10 @@ func (ls *Leases) Err() error {
 // Unlock unlocks all leases at the same time, and joins their errors. During an outage it takes at
 // most twice Options.Timeout, however many leases there are.
 func (ls *Leases) Unlock(ctx context.Context) error {
-	return errors.Join(ls.unlock(ctx)...)
+	if ls == nil {
+		return errNilLease
+	}
+	return join(ls.unlock(ctx)...)
 }
 
 // unlock does what Unlock does. The error with index i is that of the lease ls.leases[i].
@@ -79,7 +82,7 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 
 		uerr = errs[0]
 		if len(errs) > 1 { // Join would wrap even a single error
-			uerr = errors.Join(errs...)
+			uerr = join(errs...)
 		}
 	}()
 

@@ -94,10 +94,15 @@ func New(d backend.Driver, o *Options) (*Client, error) {
 func newClient(d backend.Driver, o *Options) (*Client, error) {
 	traits := d.Traits()
 	opts, err := o.withDefaults()
-	if err == nil && traits.Reach == "" {
-		err = fmt.Errorf("%w: the driver's Traits have no Reach", ErrInvalid)
-	}
-	if err == nil {
+	reaches := []backend.Reach{backend.Process, backend.Host, backend.Network}
+	switch {
+	case err != nil:
+	case !slices.Contains(reaches, traits.Reach):
+		err = fmt.Errorf("%w: the driver's Traits have no Reach, or an unknown one: %q",
+			ErrInvalid, traits.Reach)
+	case traits.MaxTTL < 0:
+		err = fmt.Errorf("%w: the driver's Traits.MaxTTL is negative", ErrInvalid)
+	default:
 		err = checkLongest(traits, opts.TTL)
 	}
 	if err != nil {
@@ -128,6 +133,17 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	return c, nil
 }
 
+// isNil reports whether c is nil or zero, so that neither New nor Open has created it.
+func (c *Client) isNil() bool { return c == nil || c.core == nil }
+
+// check returns an error if c is nil or zero.
+func (c *Client) check(op, key string) error {
+	if c.isNil() {
+		return &Error{op, key, errNilClient}
+	}
+	return nil
+}
+
 // unused returns the keys before the first one that this Client uses, or leaves to other Clients.
 func (c *Client) unused(keys []string) []string {
 	c.mu.Lock()
@@ -142,6 +158,9 @@ type Status = backend.Status
 // term, the fence, and the waiters. If the driver cannot inspect, the error is
 // errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
+	if err := c.check("inspect", key); err != nil {
+		return Status{}, err
+	}
 	s, err := inspect(&c.store, ctx, key, backend.Inspector.Inspect)
 	return s, newError("inspect", key, err)
 }
@@ -175,6 +194,9 @@ func (c *Client) heldBy(ctx context.Context, key string) error {
 // that Client may even hand the hold over to another of its callers: for 50 ms after the store has
 // confirmed the hold, or while the key lingers.
 func (c *Client) Break(ctx context.Context, key string) error {
+	if err := c.check("break", key); err != nil {
+		return err
+	}
 	began := c.clock.Now()
 	err := errNoReturn
 	defer func() { c.broke(key, began, err) }() // also if the driver panics
@@ -239,6 +261,9 @@ type Entry = backend.Entry
 // each call. If there is an error, List yields it once, at the end, as an [*Error]. If the driver
 // cannot list, the error is errors.ErrUnsupported.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
+	if err := c.check("list", prefix); err != nil {
+		return func(yield func(Entry, error) bool) { yield(Entry{}, err) }
+	}
 	return list(&c.store, ctx, prefix)
 }
 
@@ -249,6 +274,9 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error
 // calls that are still in flight. Then all goroutines of the Client have ended, except those in a
 // call of the driver or of Observe that does not return. A second Close waits for the first.
 func (c *Client) Close() error {
+	if err := c.check("close", ""); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	if c.closing.Err() != nil {
 		c.mu.Unlock()

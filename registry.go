@@ -94,6 +94,9 @@ func ParseURL(rawURL string) (Config, error) {
 		return Config{}, fmt.Errorf("%w: url is empty: want STRATEGY://…, such as memlock://",
 			ErrInvalid)
 	}
+	if strings.ContainsAny(rawURL[:1], "\"'`") {
+		return Config{}, fmt.Errorf("%w: the URL begins with a quotation mark: remove it", ErrInvalid)
+	}
 	if !ok {
 		return Config{}, fmt.Errorf("%w: url: want STRATEGY://… or STRATEGY+TRANSPORT://…, "+
 			"such as memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
@@ -127,7 +130,8 @@ func ParseURL(rawURL string) (Config, error) {
 	values, err := url.ParseQuery(query)
 	if err != nil {
 		// Drop err: it repeats the input, which may contain a password.
-		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark",
+		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark: "+
+			"separate parameters by & alone, and write other signs as %%XX",
 			ErrInvalid)
 	}
 
@@ -244,6 +248,9 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	within, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
 	d, err := strategy.open(within, c)
+	if d == nil && err == nil {
+		err = fmt.Errorf("%w: the opener returned no driver", ErrInvalid)
+	}
 	if err != nil {
 		if !backend.Definite(err) { // an end of a context may have caused err
 			err = openErr(ctx, err, opts.Timeout)
@@ -294,7 +301,7 @@ var registry = struct {
 }{openers: map[string]opener{}}
 
 // Register registers a strategy for Open. Strategies call it in their init. Register panics if the
-// function open is nil or the name is taken.
+// function open is nil, the name is taken, or no URL can contain the name.
 //
 // params are the names of the strategy's own parameters. Package hasp refuses all other names, so
 // c.Params contains only these names. The function open must call the store once, to check that it
@@ -305,6 +312,9 @@ func Register(strategy string,
 	defer registry.Unlock()
 	if open == nil {
 		panic("hasp: Register: opener of " + strategy + " is nil")
+	}
+	if strategy == "" || strings.ContainsAny(strategy, "+@:/?") {
+		panic("hasp: Register: no URL can name the strategy " + strategy)
 	}
 	if _, taken := registry.openers[strategy]; taken {
 		panic("hasp: Register: strategy " + strategy + " is registered already")
@@ -374,6 +384,10 @@ func lookup(strategy string) (opener, error) {
 		hint = "name the store: kube, mysql, nats, s3 or sqlite"
 	case packages[strategy] != "":
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+packages[strategy])
+	}
+	if strategy == "" {
+		return opener{}, fmt.Errorf("%w: no strategy given: want STRATEGY://… (registered: %s)",
+			ErrInvalid, registered)
 	}
 	if strings.ContainsAny(strategy, "@:/") {
 		// Do not show the name, because it may be a URL with a password.
