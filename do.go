@@ -95,7 +95,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 	err := leases.lock(ctx, l, keys, opts)
 	returns = true
 	if err != nil {
-		return nil, join(err, leases.undo(ctx))
+		return nil, joined(err, leases.undo(ctx))
 	}
 
 	// LockAll cannot fail any more, so the min holds may take effect.

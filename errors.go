@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -235,29 +234,14 @@ func isOutage(err error) bool {
 }
 
 // joined joins the errors of fn and of Unlock, or returns the only one that is not nil. A loss
-// comes first, because the error of fn is often only a consequence of the loss.
+// comes first, because the error of fn is often only a consequence of the loss. The text has one
+// line, unlike that of errors.Join.
 func joined(err, unlock error) error {
 	switch {
 	case err == nil || unlock == nil:
 		return cmp.Or(err, unlock) // the one that is not nil, if any
 	case errors.Is(unlock, ErrLost):
-		return join(unlock, err)
+		return fmt.Errorf("%w; %w", unlock, err)
 	}
-	return join(err, unlock)
+	return fmt.Errorf("%w; %w", err, unlock)
 }
-
-// join does what errors.Join does, but the text has one line.
-func join(errs ...error) error {
-	err := errors.Join(errs...)
-	if err == nil {
-		return nil
-	}
-	return oneLine{err}
-}
-
-// oneLine is an error whose text has one line.
-type oneLine struct{ error }
-
-func (e oneLine) Error() string { return strings.ReplaceAll(e.error.Error(), "\n", "; ") }
-
-func (e oneLine) Unwrap() error { return e.error }

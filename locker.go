@@ -94,15 +94,10 @@ func New(d backend.Driver, o *Options) (*Client, error) {
 func newClient(d backend.Driver, o *Options) (*Client, error) {
 	traits := d.Traits()
 	opts, err := o.withDefaults()
-	reaches := []backend.Reach{backend.Process, backend.Host, backend.Network}
-	switch {
-	case err != nil:
-	case !slices.Contains(reaches, traits.Reach):
-		err = fmt.Errorf("%w: the driver's Traits have no Reach, or an unknown one: %q",
-			ErrInvalid, traits.Reach)
-	case traits.MaxTTL < 0:
-		err = fmt.Errorf("%w: the driver's Traits.MaxTTL is negative", ErrInvalid)
-	default:
+	if err == nil && (traits.Reach == "" || traits.MaxTTL < 0) {
+		err = fmt.Errorf("%w: the driver's Traits have no Reach, or a negative MaxTTL", ErrInvalid)
+	}
+	if err == nil {
 		err = checkLongest(traits, opts.TTL)
 	}
 	if err != nil {
@@ -136,14 +131,6 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 // isNil reports whether c is nil or zero, so that neither New nor Open has created it.
 func (c *Client) isNil() bool { return c == nil || c.core == nil }
 
-// check returns an error if c is nil or zero.
-func (c *Client) check(op, key string) error {
-	if c.isNil() {
-		return &Error{op, key, errNilClient}
-	}
-	return nil
-}
-
 // unused returns the keys before the first one that this Client uses, or leaves to other Clients.
 func (c *Client) unused(keys []string) []string {
 	c.mu.Lock()
@@ -158,9 +145,6 @@ type Status = backend.Status
 // term, the fence, and the waiters. If the driver cannot inspect, the error is
 // errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
-	if err := c.check("inspect", key); err != nil {
-		return Status{}, err
-	}
 	s, err := inspect(&c.store, ctx, key, backend.Inspector.Inspect)
 	return s, newError("inspect", key, err)
 }
@@ -194,9 +178,6 @@ func (c *Client) heldBy(ctx context.Context, key string) error {
 // that Client may even hand the hold over to another of its callers: for 50 ms after the store has
 // confirmed the hold, or while the key lingers.
 func (c *Client) Break(ctx context.Context, key string) error {
-	if err := c.check("break", key); err != nil {
-		return err
-	}
 	began := c.clock.Now()
 	err := errNoReturn
 	defer func() { c.broke(key, began, err) }() // also if the driver panics
@@ -261,9 +242,6 @@ type Entry = backend.Entry
 // each call. If there is an error, List yields it once, at the end, as an [*Error]. If the driver
 // cannot list, the error is errors.ErrUnsupported.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
-	if err := c.check("list", prefix); err != nil {
-		return func(yield func(Entry, error) bool) { yield(Entry{}, err) }
-	}
 	return list(&c.store, ctx, prefix)
 }
 
@@ -274,8 +252,8 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error
 // calls that are still in flight. Then all goroutines of the Client have ended, except those in a
 // call of the driver or of Observe that does not return. A second Close waits for the first.
 func (c *Client) Close() error {
-	if err := c.check("close", ""); err != nil {
-		return err
+	if c.isNil() {
+		return fmt.Errorf("hasp: close: %w", errNilClient)
 	}
 	c.mu.Lock()
 	if c.closing.Err() != nil {

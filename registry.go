@@ -94,19 +94,16 @@ func ParseURL(rawURL string) (Config, error) {
 		return Config{}, fmt.Errorf("%w: url is empty: want STRATEGY://…, such as memlock://",
 			ErrInvalid)
 	}
-	if strings.ContainsAny(rawURL[:1], "\"'`") {
-		return Config{}, fmt.Errorf("%w: the URL begins with a quotation mark: remove it", ErrInvalid)
-	}
 	if !ok {
 		return Config{}, fmt.Errorf("%w: url: want STRATEGY://… or STRATEGY+TRANSPORT://…, "+
 			"such as memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
 
 	strategy, transport, _ := strings.Cut(scheme, "+")
-	if strategy == "" || strings.ContainsAny(strategy, "@:/") || strings.Contains(scheme, "?") {
+	if strategy == "" || strings.ContainsAny(strategy, "@:/\"'") || strings.Contains(scheme, "?") {
 		// Do not show the text, which may be a password.
 		return Config{}, fmt.Errorf("%w: url: want the name of a strategy first, "+
-			"as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
+			"without a quotation mark before it, as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
 
 	c := Config{Strategy: strategy}
@@ -310,11 +307,8 @@ func Register(strategy string,
 	open func(ctx context.Context, c Config) (backend.Driver, error), params ...string) {
 	registry.Lock()
 	defer registry.Unlock()
-	if open == nil {
-		panic("hasp: Register: opener of " + strategy + " is nil")
-	}
-	if strategy == "" || strings.ContainsAny(strategy, "+@:/?") {
-		panic("hasp: Register: no URL can name the strategy " + strategy)
+	if open == nil || strategy == "" || strings.ContainsAny(strategy, "+@:/?\"'") {
+		panic("hasp: Register: opener of " + strategy + " is nil, or no URL can contain this name")
 	}
 	if _, taken := registry.openers[strategy]; taken {
 		panic("hasp: Register: strategy " + strategy + " is registered already")
@@ -370,6 +364,8 @@ func lookup(strategy string) (opener, error) {
 	case transport != "" && slices.Contains(names, name):
 		hint = fmt.Sprintf("in a Config the strategy is %q, and the node is %s://…",
 			name, transport)
+	case strategy == "":
+		hint = "no strategy given: want STRATEGY://…"
 	case strategy == "postgres", strategy == "postgresql":
 		hint = fmt.Sprintf("put pglock before it, as in pglock+%s://…", strategy)
 	case strategy == "etcd", strategy == "etcds":
@@ -384,10 +380,6 @@ func lookup(strategy string) (opener, error) {
 		hint = "name the store: kube, mysql, nats, s3 or sqlite"
 	case packages[strategy] != "":
 		hint = fmt.Sprintf("add: import _ %q", "github.com/hasplock/hasp/"+packages[strategy])
-	}
-	if strategy == "" {
-		return opener{}, fmt.Errorf("%w: no strategy given: want STRATEGY://… (registered: %s)",
-			ErrInvalid, registered)
 	}
 	if strings.ContainsAny(strategy, "@:/") {
 		// Do not show the name, because it may be a URL with a password.

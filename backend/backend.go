@@ -190,6 +190,9 @@ func (e *HeldError) Error() string {
 	if left > 0 {
 		text += fmt.Sprintf(", %v left", left)
 	}
+	if e.Here {
+		text += " (to re-enter, lock with the context of that caller's lease)"
+	}
 	return text
 }
 
