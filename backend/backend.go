@@ -183,15 +183,13 @@ func (e *HeldError) Error() string {
 		}
 		return text
 	case e.Here:
-		text = "held by another caller of this Client"
+		text = "held by another caller of this Client" +
+			" (to re-enter, lock with the context of that caller's lease)"
 	case e.Owner != "":
 		text = fmt.Sprintf("held by %q", e.Owner)
 	}
 	if left > 0 {
 		text += fmt.Sprintf(", %v left", left)
-	}
-	if e.Here {
-		text += " (to re-enter, lock with the context of that caller's lease)"
 	}
 	return text
 }
