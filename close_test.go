@@ -2,7 +2,9 @@ package hasp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/internal/await"
+	"github.com/hasplock/hasp/memlock"
 )
 
 func TestCloseWithHoldersAndWaiters(t *testing.T) {
@@ -194,5 +197,34 @@ func TestCloseInEveryState(t *testing.T) {
 				within(t, fmt.Sprintf("%s, ends %v: it", name, ends), began, hasp.DefaultTimeout+time.Second)
 			})
 		}
+	}
+}
+
+// The user has not checked the error of New or Lock.
+func TestNilClientsAndLeasesAreInvalid(t *testing.T) {
+	var c *hasp.Client
+	var l *hasp.Lease
+	var ls *hasp.Leases
+	_, lockErr := c.Lock(t.Context(), "k")
+	lease, err := opened(t, memlock.NewDriver(), nil).Lock(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := new(hasp.Lease) // made so that go vet does not see the copy
+	reflect.ValueOf(copied).Elem().Set(reflect.ValueOf(lease).Elem())
+	for name, err := range map[string]error{
+		"Lock":          lockErr,
+		"Close":         c.Close(),
+		"Unlock":        l.Unlock(t.Context()),
+		"Extend":        l.Extend(t.Context(), time.Second),
+		"Leases.Unlock": ls.Unlock(t.Context()),
+		"a copy":        copied.Unlock(t.Context()),
+	} {
+		if !errors.Is(err, hasp.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := lease.Unlock(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -95,7 +95,7 @@ func LockAll(ctx context.Context, l Locker, keys []string, opts ...Option) (*Lea
 	err := leases.lock(ctx, l, keys, opts)
 	returns = true
 	if err != nil {
-		return nil, errors.Join(err, leases.undo(ctx))
+		return nil, joined(err, leases.undo(ctx))
 	}
 
 	// LockAll cannot fail any more, so the min holds may take effect.
@@ -201,13 +201,12 @@ func leadOver(ctx context.Context, key string, err error) (bool, error) {
 // misuse returns an error if an argument of Do, DoAll, LockAll or Lead is nil. The argument noFunc
 // says that fn is nil.
 func misuse(ctx context.Context, l Locker, noFunc bool) error {
-	c, isClient := l.(*Client)
-	nilClient := isClient && c == nil // such an l is not nil itself
+	c, isClient := l.(*Client) // l itself is not nil if c is nil
 	switch {
 	case ctx == nil:
 		return errNilContext
-	case l == nil, nilClient:
-		return fmt.Errorf("%w: the Locker is nil; check the error of New or Open", ErrInvalid)
+	case l == nil, isClient && c.isNil():
+		return errNilClient
 	case noFunc:
 		return fmt.Errorf("%w: fn is nil; pass the function to run under the lock", ErrInvalid)
 	}

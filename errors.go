@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/hasplock/hasp/backend"
@@ -48,8 +47,13 @@ var (
 	ErrUnavailable = backend.ErrUnavailable
 )
 
+// errNilLease is the error of a call on a nil Lease or Leases, as after a Lock that failed.
+var errNilLease = fmt.Errorf("hasp: %w: the lease is nil: check the error of Lock", ErrInvalid)
+
 var errNilContext = fmt.Errorf("%w: ctx is nil; "+
 	"pass context.Background() if you have no other", ErrInvalid)
+
+var errNilClient = fmt.Errorf("%w: the Client is nil: check the error of New or Open", ErrInvalid)
 
 // errNoReturn is the outcome of a call that panicked or ended its goroutine. It is unknown whether
 // the store has carried the call out.
@@ -126,9 +130,10 @@ type Error struct {
 	Err error
 }
 
-// Error returns the message. The key is quoted, because it may be any bytes.
+// Error returns the message. The key is quoted, because it may be any bytes, and is cut after
+// 200 characters.
 func (e *Error) Error() string {
-	return "hasp: " + e.Op + " " + strconv.Quote(e.Key) + ": " + e.Err.Error()
+	return fmt.Sprintf("hasp: %s %.200q: %v", e.Op, e.Key, e.Err)
 }
 
 // Unwrap returns e.Err.
@@ -229,13 +234,14 @@ func isOutage(err error) bool {
 }
 
 // joined joins the errors of fn and of Unlock, or returns the only one that is not nil. A loss
-// comes first, because the error of fn is often only a consequence of the loss.
+// comes first, because the error of fn is often only a consequence of the loss. The text has one
+// line, unlike that of errors.Join.
 func joined(err, unlock error) error {
 	switch {
 	case err == nil || unlock == nil:
 		return cmp.Or(err, unlock) // the one that is not nil, if any
 	case errors.Is(unlock, ErrLost):
-		return errors.Join(unlock, err)
+		return fmt.Errorf("%w; %w", unlock, err)
 	}
-	return errors.Join(err, unlock)
+	return fmt.Errorf("%w; %w", err, unlock)
 }

@@ -283,7 +283,10 @@ func (outer *Lease) join(ctx context.Context, r *request) (*Lease, error) {
 // Unlock again, before the term ends, to learn the outcome. ErrClosed means that Close had stopped
 // waiting for the holder: the key is free when its term ends, at the latest.
 func (l *Lease) Unlock(ctx context.Context) error {
-	if ctx == nil {
+	switch {
+	case l == nil:
+		return errNilLease
+	case ctx == nil:
 		return newError("unlock", l.key, errNilContext)
 	}
 
@@ -361,10 +364,16 @@ func (l *Lease) beginUnlock() (before int32, err error) {
 		return before, nil
 	}
 
+	i := slices.Index(h.leases, l)
+	if i < 0 {
+		return before, fmt.Errorf("%w: this Lease is a copy: unlock the one that Lock returned",
+			ErrInvalid)
+	}
+
 	// End this lease before a hand-over, because the next caller runs immediately after that, and
 	// its context may be derived from this lease's.
 	l.state.Store(released)
-	h.dropLocked(slices.Index(h.leases, l))
+	h.dropLocked(i)
 	if len(h.leases) > 0 || h.passLocked(l.key) {
 		return before, nil
 	}
@@ -450,6 +459,9 @@ func (l *Lease) unlockAgain(ctx context.Context) error {
 // ErrLost, ErrReleased or ErrClosed. After ErrUnavailable or an error of ctx the outcome is
 // unknown, and the lease lasts at least as long as before.
 func (l *Lease) Extend(ctx context.Context, ttl time.Duration) error {
+	if l == nil {
+		return errNilLease
+	}
 	return newError("extend", l.key, l.extend(ctx, ttl))
 }
 

@@ -45,7 +45,14 @@ func (ls *Leases) Err() error {
 // Unlock unlocks all leases at the same time, and joins their errors. During an outage it takes at
 // most twice Options.Timeout, however many leases there are.
 func (ls *Leases) Unlock(ctx context.Context) error {
-	return errors.Join(ls.unlock(ctx)...)
+	if ls == nil {
+		return errNilLease
+	}
+	var all error
+	for _, err := range ls.unlock(ctx) {
+		all = joined(all, err)
+	}
+	return all
 }
 
 // unlock does what Unlock does. The error with index i is that of the lease ls.leases[i].
@@ -70,16 +77,10 @@ func (ls *Leases) do(ctx context.Context, fn func() error) (ferr, uerr error) {
 
 	// Defer the unlock, so that the keys are unlocked even if fn panics.
 	defer func() {
-		errs := ls.unlock(ctx)
-		for i, err := range errs {
-			if errors.Is(err, ErrReleased) {
-				errs[i] = nil // fn has unlocked the lease itself
+		for _, err := range ls.unlock(ctx) {
+			if !errors.Is(err, ErrReleased) { // otherwise fn has unlocked the lease itself
+				uerr = joined(uerr, err)
 			}
-		}
-
-		uerr = errs[0]
-		if len(errs) > 1 { // Join would wrap even a single error
-			uerr = errors.Join(errs...)
 		}
 	}()
 

@@ -94,8 +94,8 @@ func New(d backend.Driver, o *Options) (*Client, error) {
 func newClient(d backend.Driver, o *Options) (*Client, error) {
 	traits := d.Traits()
 	opts, err := o.withDefaults()
-	if err == nil && traits.Reach == "" {
-		err = fmt.Errorf("%w: the driver's Traits have no Reach", ErrInvalid)
+	if err == nil && (traits.Reach == "" || traits.MaxTTL < 0) {
+		err = fmt.Errorf("%w: the driver's Traits have no Reach, or a negative MaxTTL", ErrInvalid)
 	}
 	if err == nil {
 		err = checkLongest(traits, opts.TTL)
@@ -127,6 +127,9 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 	}
 	return c, nil
 }
+
+// isNil reports whether c is nil or zero, so that neither New nor Open has created it.
+func (c *Client) isNil() bool { return c == nil || c.core == nil }
 
 // unused returns the keys before the first one that this Client uses, or leaves to other Clients.
 func (c *Client) unused(keys []string) []string {
@@ -249,6 +252,9 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error
 // calls that are still in flight. Then all goroutines of the Client have ended, except those in a
 // call of the driver or of Observe that does not return. A second Close waits for the first.
 func (c *Client) Close() error {
+	if c.isNil() {
+		return fmt.Errorf("hasp: close: %w", errNilClient)
+	}
 	c.mu.Lock()
 	if c.closing.Err() != nil {
 		c.mu.Unlock()

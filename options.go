@@ -25,7 +25,7 @@ type Options struct {
 
 	// Timeout bounds one call to the store. It is also how long Lock retries during an outage, and
 	// how long Close waits for holders to unlock. An attempt to lock takes at most a third of it,
-	// so that Lock can make others. The default is 3 s.
+	// so that Lock can make others. The default is 3 s, the minimum is 1 ms.
 	Timeout time.Duration
 
 	// Prefix is prepended to every key on its way to the store.
@@ -87,8 +87,9 @@ func (o *Options) withDefaults() (Options, error) {
 	if err := checkTTL(v.TTL); err != nil {
 		return v, err
 	}
-	if v.Timeout < 0 || v.Timeout > maxTTL {
-		return v, fmt.Errorf("%w: timeout %v is out of range", ErrInvalid, v.Timeout)
+	if v.Timeout < time.Millisecond || v.Timeout > maxTTL {
+		return v, fmt.Errorf("%w: timeout %v is out of range: give it a unit, as in 3*time.Second",
+			ErrInvalid, v.Timeout)
 	}
 
 	if v.Owner == "" {

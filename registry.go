@@ -100,10 +100,10 @@ func ParseURL(rawURL string) (Config, error) {
 	}
 
 	strategy, transport, _ := strings.Cut(scheme, "+")
-	if strategy == "" || strings.ContainsAny(strategy, "@:/") || strings.Contains(scheme, "?") {
+	if strategy == "" || strings.ContainsAny(strategy, "@:/\"'") || strings.Contains(scheme, "?") {
 		// Do not show the text, which may be a password.
 		return Config{}, fmt.Errorf("%w: url: want the name of a strategy first, "+
-			"as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
+			"without a quotation mark before it, as in memlock:// or spinlock+redis://localhost:6379", ErrInvalid)
 	}
 
 	c := Config{Strategy: strategy}
@@ -127,7 +127,8 @@ func ParseURL(rawURL string) (Config, error) {
 	values, err := url.ParseQuery(query)
 	if err != nil {
 		// Drop err: it repeats the input, which may contain a password.
-		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark",
+		return Config{}, fmt.Errorf("%w: url: malformed parameters after the question mark: "+
+			"separate parameters by & alone, and write other signs as %%XX",
 			ErrInvalid)
 	}
 
@@ -244,6 +245,9 @@ func (c Config) open(ctx context.Context, o *Options) (backend.Driver, Options, 
 	within, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
 	d, err := strategy.open(within, c)
+	if d == nil && err == nil {
+		err = fmt.Errorf("%w: the opener returned no driver", ErrInvalid)
+	}
 	if err != nil {
 		if !backend.Definite(err) { // an end of a context may have caused err
 			err = openErr(ctx, err, opts.Timeout)
@@ -294,7 +298,7 @@ var registry = struct {
 }{openers: map[string]opener{}}
 
 // Register registers a strategy for Open. Strategies call it in their init. Register panics if the
-// function open is nil or the name is taken.
+// function open is nil, the name is taken, or no URL can contain the name.
 //
 // params are the names of the strategy's own parameters. Package hasp refuses all other names, so
 // c.Params contains only these names. The function open must call the store once, to check that it
@@ -303,8 +307,8 @@ func Register(strategy string,
 	open func(ctx context.Context, c Config) (backend.Driver, error), params ...string) {
 	registry.Lock()
 	defer registry.Unlock()
-	if open == nil {
-		panic("hasp: Register: opener of " + strategy + " is nil")
+	if open == nil || strategy == "" || strings.ContainsAny(strategy, "+@:/?\"'") {
+		panic("hasp: Register: opener of " + strategy + " is nil, or no URL can contain this name")
 	}
 	if _, taken := registry.openers[strategy]; taken {
 		panic("hasp: Register: strategy " + strategy + " is registered already")
@@ -360,6 +364,8 @@ func lookup(strategy string) (opener, error) {
 	case transport != "" && slices.Contains(names, name):
 		hint = fmt.Sprintf("in a Config the strategy is %q, and the node is %s://…",
 			name, transport)
+	case strategy == "":
+		hint = "no strategy given: want STRATEGY://…"
 	case strategy == "postgres", strategy == "postgresql":
 		hint = fmt.Sprintf("put pglock before it, as in pglock+%s://…", strategy)
 	case strategy == "etcd", strategy == "etcds":

@@ -183,7 +183,8 @@ func (e *HeldError) Error() string {
 		}
 		return text
 	case e.Here:
-		text = "held by another caller of this Client"
+		text = "held by another caller of this Client" +
+			" (to re-enter, lock with the context of that caller's lease)"
 	case e.Owner != "":
 		text = fmt.Sprintf("held by %q", e.Owner)
 	}

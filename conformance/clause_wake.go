@@ -191,9 +191,13 @@ func wait(ctx context.Context, d backend.Driver, c backend.Claim) (backend.Grant
 		return w.Wait(ctx, c)
 	}
 
+	waker, ok := d.(backend.Waker)
+	if !ok {
+		return backend.Grant{}, errors.New("the Traits have Ordered, but the driver is no Waiter")
+	}
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	w := &loan{Waker: d.(backend.Waker), c: c, end: end}
+	w := &loan{Waker: waker, c: c, end: end}
 	client, err := hasp.New(w, &hasp.Options{Owner: c.Owner, TTL: c.TTL, Timeout: c.Timeout})
 	if err != nil {
 		return backend.Grant{}, err

@@ -30,7 +30,7 @@ type SQL struct {
 // committed together with the fence, or not at all. After an error, roll back.
 //
 // In isolation levels above read committed, a transaction that had to wait may get the database's
-// own error of serialization. Check returns that error as it is.
+// own error of serialization. Check returns an error that wraps it.
 func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string) error {
 	f, err := Of(ctx)
 	if err != nil {
@@ -61,7 +61,7 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string) error {
 		err = row.Scan(&seen)
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("fence: %w", err)
 	}
 	return Compare(resource, f, seen)
 }
@@ -69,6 +69,9 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string) error {
 // Do calls write in a transaction after [SQL.Check], and commits the transaction. If write returns
 // an error, Do rolls back and returns that error.
 func (s SQL) Do(ctx context.Context, db *sql.DB, resource string, write func(ctx context.Context, tx *sql.Tx) error) error {
+	if db == nil || write == nil {
+		return errNil
+	}
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err

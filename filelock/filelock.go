@@ -84,6 +84,11 @@ func newDriver(dir string, o *Options) (*driver, error) {
 			return nil, err
 		}
 	}
+	if strings.Contains(dir, "://") {
+		return nil, fmt.Errorf("%w: filelock has no transport: "+
+			"pass the path of a directory, or use hasp.Open with filelock:///DIRECTORY",
+			backend.ErrInvalid)
+	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err

@@ -57,17 +57,13 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 // or ../. It refuses other relative paths. In such a path the first slash was probably forgotten,
 // and processes with different working directories would not exclude each other.
 func parseDir(node string) (string, error) {
-	if strings.Contains(node, "://") {
-		return "", fmt.Errorf("%w: filelock has no transport: use filelock:///DIRECTORY",
-			hasp.ErrInvalid)
-	}
-
 	hasDrive := len(node) > 2 && node[0] == '/' && node[2] == ':'
 	if runtime.GOOS == "windows" && hasDrive {
 		node = node[1:] // filelock:///C:/locks
 	}
 	first, _, _ := strings.Cut(filepath.ToSlash(node), "/")
-	if filepath.IsAbs(node) || first == "." || first == ".." {
+	isURL := strings.Contains(node, "://") // newDriver refuses it
+	if filepath.IsAbs(node) || first == "." || first == ".." || isURL {
 		return node, nil
 	}
 	return "", fmt.Errorf("%w: directory %q is neither absolute nor begins with ./: "+

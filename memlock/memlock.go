@@ -617,9 +617,9 @@ func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) == 1 {
 		name = c.Nodes[0]
 	}
-	if strings.Contains(name, "://") {
-		return nil, fmt.Errorf("%w: memlock has no transport: want memlock:// or memlock://NAME",
-			hasp.ErrInvalid)
+	if strings.ContainsAny(name, ":/") { // probably the address of a server
+		return nil, fmt.Errorf("%w: memlock has no transport and no server: "+
+			"want memlock:// or memlock://NAME", hasp.ErrInvalid)
 	}
 
 	// Several Clients may open the same name at the same time. They must share one store.

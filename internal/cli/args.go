@@ -38,7 +38,7 @@ func countArgs(cmd *cobra.Command, args []string) error {
 	want := fmt.Sprintf("want %q", "hasp "+cmd.Use)
 	switch {
 	case len(args) > len(names):
-		return errors.New("too many arguments: " + want)
+		return errors.New("too many arguments (quote one that has blanks): " + want)
 	case len(args) < len(names) && !strings.HasPrefix(names[0], "["):
 		name, _, _ := strings.Cut(names[0], "|") // of HANDLE|-, say only HANDLE
 		return fmt.Errorf("no %s given: %s", strings.ToLower(name), want)

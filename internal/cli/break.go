@@ -51,7 +51,7 @@ func (a *app) breakKey(ctx context.Context, client *hasp.Client, key string, for
 		return err
 	}
 	if err == nil && !before.Held { // after an error, before says nothing
-		fmt.Fprintf(a.out, "%s is free\n", text.Quote(key))
+		fmt.Fprintf(a.out, "%s is free (hasp inspect shows its slots, if it has any)\n", text.Quote(key))
 		return nil
 	}
 

@@ -125,7 +125,14 @@ func (a *app) root() *cobra.Command {
 		a.inspectCommand(), a.lsCommand(), a.uiCommand(), a.breakCommand(),
 		a.strategiesCommand(), a.doctorCommand(), a.conformCommand(), a.demoCommand(), a.manCommand(),
 	)
+	root.InitDefaultHelpCmd()
 	for _, cmd := range root.Commands() {
+		if cmd.Name() == "help" { // otherwise it prints its help for an unknown name, and succeeds
+			cmd.Args = func(_ *cobra.Command, args []string) error {
+				_, _, err := root.Find(args)
+				return err
+			}
+		}
 		if strings.Contains(cmd.Use, " KEY") {
 			cmd.ValidArgsFunction = a.completeKey
 		}

@@ -1,9 +1,9 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/signal"
@@ -112,13 +112,12 @@ func (r *run) handOut(ctx context.Context, client *hasp.Client, lease *hasp.Leas
 // renewCommand returns "hasp renew". Detach extends the term and leaves the key taken. The user's
 // handle stays valid, because its token does not change.
 func (a *app) renewCommand() *cobra.Command {
-	var ttl time.Duration
 	cmd := a.handleCommand("renew", "Keep a key taken that hasp lock has taken",
 		func(ctx context.Context, lease *hasp.Lease, handle hasp.Handle) error {
-			_, err := lease.Detach(ctx, cmp.Or(ttl, handle.TTL))
+			_, err := lease.Detach(ctx, handle.TTL)
 			return err
 		})
-	cmd.Flags().Var((*duration)(&ttl), "ttl",
+	cmd.Flags().Var(new(duration), "ttl",
 		"how long KEY stays taken from now on, at least (default: as with hasp lock)")
 	return cmd
 }
@@ -144,13 +143,31 @@ the lock was lost. "hasp lock --help" has an example.`,
 			if err != nil {
 				return err
 			}
-			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
+
+			// Refuse a term that is too long before Resume. A Detach that is refused would leave a
+			// lease that is neither renewed nor unlocked, and Close would wait for it.
+			if ttl := cmd.Flag("ttl"); ttl != nil { // hasp renew
+				if ttl.Changed {
+					handle.TTL = time.Duration(*ttl.Value.(*duration))
+				}
+				if left := time.Until(handle.MaxHold); 0 < left && left < handle.TTL {
+					return usagef("the max hold of %s ends in %s: give a shorter --ttl",
+						text.Quote(handle.Key), text.Duration(left))
+				}
+			}
+
+			err = a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				lease, err := client.Resume(ctx, handle, hasp.WithoutRenewal())
 				if err != nil {
 					return err
 				}
 				return f(ctx, lease, handle)
 			})
+			var refused *hasp.Error
+			if errors.As(err, &refused) {
+				refused.Op = name // instead of "resume" or "detach"
+			}
+			return err
 		},
 	}
 }
@@ -172,7 +189,7 @@ func (a *app) readHandle(ctx context.Context, arg string) (handle hasp.Handle, e
 	if json.Unmarshal([]byte(strings.TrimSpace(line)), &handle) != nil {
 		// Do not show the text, which may be secret.
 		return handle, usagef("this is not a handle that hasp lock has printed; " +
-			"if it is empty, hasp lock has failed")
+			"to read it from a file, pass - <FILE; if it is empty, hasp lock has failed")
 	}
 	return handle, nil
 }

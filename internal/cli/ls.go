@@ -44,6 +44,9 @@ To follow the locks, use "watch hasp ls" or "hasp ui".`,
   hasp ls --json | jq -r 'select(.waiters | length > 9) | .key'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			prefix := strings.Join(args, "") // there is at most one argument
+			if strings.Contains(prefix, "*") {
+				a.complain("warning: ls takes a prefix, not a pattern: leave out the *")
+			}
 			return a.withClient(cmd, func(ctx context.Context, client *hasp.Client) error {
 				entries, err := list(ctx, client, prefix, waiting)
 				if err != nil {

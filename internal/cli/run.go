@@ -310,8 +310,13 @@ func cannotRun(name string, err error) error {
 		err = inner // end with the innermost error, because the outer ones repeat the name
 	}
 	code := exitCannotRun
+	hint := ""
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		code = exitNotFound
+		hint = " (or the interpreter in its first line was not found)"
+		if strings.Contains(name, " ") {
+			hint = " (no quotes around the whole command, or: sh -c '...')"
+		}
 	}
-	return codeError{code, fmt.Errorf("cannot run %s: %w", text.Quote(name), err)}
+	return codeError{code, fmt.Errorf("cannot run %s: %w%s", text.Quote(name), err, hint)}
 }

@@ -76,7 +76,7 @@ func TestRun(t *testing.T) {
 			`waiting for one of the 2 slots of "key"`},
 
 		"both shared":            {"run key --shared -- HASP run key --no-wait --shared -- echo both", 0, "both\n", ""},
-		"the inner one is alone": {"run key --shared -- HASP run key --no-wait -- echo ran", exitNotAcquired, "", `left; the command was not run`},
+		"the inner one is alone": {"run key --shared -- HASP run key --no-wait -- echo ran", exitNotAcquired, "", `the two wait for each other; the command was not run`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

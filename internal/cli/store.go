@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -31,7 +32,8 @@ func (s *storeFlags) register(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.StringVar(&s.url, "url", "", "where the locks are kept, such as "+
 		"spinlock+redis://localhost:6379 (default: `URL` in HASP_URL, or "+defaultURL+")")
-	f.StringVar(&s.file, "config", "", "read where the locks are kept from a YAML `FILE`, "+
+	f.StringVar(&s.file, "config", "", "read where the locks are kept from a YAML `FILE` "+
+		"(/dev/stdin for stdin), "+
 		"with the fields strategy, nodes and params")
 	root.MarkFlagsMutuallyExclusive("url", "config")
 }
@@ -82,6 +84,9 @@ func (a *app) config(cmd *cobra.Command) (hasp.Config, error) {
 	return c, checkStrategy(c)
 }
 
+// transports matches the names that follow a strategy in a URL.
+var transports = regexp.MustCompile(`^(unix|redis.*|postgres(ql)?|etcds?)$`)
+
 // checkStrategy returns an error if this program does not have the strategy of c. The error of
 // package hasp would suggest an import, which does not help users of a command.
 func checkStrategy(c hasp.Config) error {
@@ -94,10 +99,10 @@ func checkStrategy(c hasp.Config) error {
 		return usagef("no strategy given (want one of %s)", names)
 	case strings.ContainsAny(c.Strategy, "@:/"): // a URL, perhaps with a password: do not show it
 		return usagef("strategy: want one of %s; put a URL into nodes", names)
-	case c.Strategy == "unix" || strings.HasPrefix(c.Strategy, "redis"):
-		return usagef("%s is a transport: put a strategy before it, "+
-			"as in spinlock+%s://… (want one of %s)",
-			text.Quote(c.Strategy), text.Plain(c.Strategy), names)
+	case transports.MatchString(c.Strategy):
+		return usagef("%s is a transport: put a strategy before it, as in spinlock+redis://…, "+
+			"pglock+postgres://… or etcdlock+etcd://… (want one of %s)",
+			text.Quote(c.Strategy), names)
 	case c.Strategy == "pglock" || c.Strategy == "etcdlock":
 		return usagef("this hasp is built without %s: in the clone, "+
 			"\"go -C cmd/hasp-all install .\" installs hasp-all, which has it", c.Strategy)

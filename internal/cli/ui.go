@@ -125,6 +125,8 @@ func checkListen(o ui.Options) error {
 	switch {
 	case err != nil:
 		return usagef("--listen %s: want HOST:PORT, such as 127.0.0.1:7420", text.Quote(o.Listen))
+	case strings.Contains(strings.Join(o.Hosts, ""), "/"):
+		return usagef("--host: want a name or an address, without https://")
 	case o.Token == "" && !ui.IsLoopback(host):
 		return usagef("--listen %s: other hosts can reach this address, so it needs --token, "+
 			"or %s in the environment", text.Quote(o.Listen), uiToken)
@@ -143,7 +145,7 @@ func listenAt(ctx context.Context, at string) (net.Listener, error) {
 		return nil, fmt.Errorf("--listen %s: another program has this port; "+
 			"use port 0 for any free one", at)
 	case err != nil:
-		return nil, fmt.Errorf("--listen: %w", err)
+		return nil, usagef("--listen: %w", err)
 	}
 
 	return ln, nil

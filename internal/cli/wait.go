@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,9 +43,13 @@ func (r *run) acquire(
 	held := &hasp.HeldError{}
 	errors.As(err, &held) // the error of the store, which may name the holder, or else an empty one
 	more := ""
-	if r.wait > 0 {
-		more = "; it was not free within " + text.Duration(r.wait)
+	if held.Foreign {
+		more = " (it holds a value that is no lock of this strategy: see hasp inspect)"
 	}
+	if r.wait > 0 {
+		more += "; it was not free within " + text.Duration(r.wait)
+	}
+	more += r.around()
 	if r.argv != nil { // hasp run, and not hasp lock
 		more += "; the command was not run"
 	}
@@ -108,8 +113,17 @@ func (r *run) sayWaiting(ctx context.Context, client *hasp.Client) bool {
 		holder = fmt.Sprintf(", %v", refusal(s))
 	}
 
-	r.complain("waiting for %s%s", r.goal, holder)
+	r.complain("waiting for %s%s%s", r.goal, holder, r.around())
 	return true
+}
+
+// around returns a hint if a hasp run around this one has a key of the same name.
+func (r *run) around() string {
+	if slices.Contains(os.Environ(), keyEnv+r.key) {
+		return "; if the hasp run around this command has it in this store, " +
+			"the two wait for each other"
+	}
+	return ""
 }
 
 // refusal returns the error that a caller gets who is refused because of the hold in s. If the hold
