@@ -48,7 +48,7 @@ var hints = []struct{ part, hint string }{
 	{"Error 1792 ", "transactions of this session are read-only: switch transaction_read_only off"},
 	{"Error 1836 ", readOnly},
 	{"Error 3159 ", "the server wants TLS: add tls=true"},
-	{"server does not support TLS", "remove tls, or configure the server for TLS"},
+	{"server does not support TLS", "remove tls and ca, or configure the server for TLS"},
 
 	{"readonly database", "give this user the right to write the file and its directory"},
 	{"disk is full", "free space on the disk of the file"},
@@ -70,7 +70,7 @@ func diagnose(err error) error {
 			return adapter.Explain("", err, h.hint)
 		}
 	}
-	if hint := adapter.Hint(err, "ca=/path/to/ca.pem", ""); hint != "" {
+	if hint := adapter.Hint(err, "ca=/path/to/ca.pem", "tls=false"); hint != "" {
 		return adapter.Explain("", err, hint)
 	}
 	return err

@@ -111,6 +111,9 @@ func parse(ctx context.Context, c hasp.Config) (*mysql.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.Params["ca"] != "" {
+		cfg.AllowFallbackToPlaintext = false // which tls=preferred has set
+	}
 	cfg.Params = map[string]string{"autocommit": "1"} // whatever the server's default is
 	cfg.Logger = &mysql.NopLogger{}                   // otherwise each lost connection is logged
 	if end, ok := ctx.Deadline(); ok {
@@ -137,8 +140,8 @@ func parseNode(c hasp.Config) (*url.URL, error) {
 
 	u, err := url.Parse("mysql://" + place)
 	if err != nil {
-		return nil, adapter.Invalid("the node is malformed: want %s, with %%25 for %% and %%2F for / in "+
-			"the password", form)
+		return nil, adapter.Invalid("the node is malformed: want %s; percent-encode the password "+
+			"(%%40 for @, %%2F for /, %%25 for %%, …)", form)
 	}
 	database := databaseOf(u)
 	switch {
