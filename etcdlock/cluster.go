@@ -317,7 +317,7 @@ func (c *cluster) find(old *member) (*member, error) {
 		select {
 		case m := <-found:
 			if first != nil {
-				m.close() // its answer has served the comparison in sameCluster
+				m.close() // its answer has served the comparison in intercept
 				continue
 			}
 			first = m
@@ -336,25 +336,9 @@ func (c *cluster) find(old *member) (*member, error) {
 	}
 
 	if first != nil {
-		return first, nil
+		cause = nil
 	}
-	return nil, cause
-}
-
-// sameCluster returns an error if the etcd at another endpoint belongs to another cluster than the
-// etcd at endpoint, whose answer has named the cluster id. It compares the last answers of the
-// endpoints. So after a restore under a new id, the driver goes on when all of them have answered.
-func (c *cluster) sameCluster(endpoint string, id uint64) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ids[endpoint] = id
-	for other, otherID := range c.ids {
-		if otherID != id {
-			return status.Errorf(codes.Unavailable, "%s and %s belong to different etcd clusters: "+
-				"name the members of one", shown(endpoint), shown(other))
-		}
-	}
-	return nil
+	return first, cause
 }
 
 // The method close waits for the goroutines, and ends the connection. The caller has ended c.ctx.
@@ -439,9 +423,11 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 
 // intercept makes each call that is no stream. The call fails at once if there is no connection. By
 // default, the etcd client lets a call wait for a connection. If the call times out in that wait,
-// its error does not say that the call was not sent. The call also fails if the answer comes from
-// another cluster than the answers of other endpoints. No grant and no renewal counts without such
-// a call.
+// its error does not say that the call was not sent.
+//
+// The call also fails if the last answer of another endpoint came from another cluster. No grant
+// and no renewal counts without such a call. After a restore under a new ID, the driver goes on when
+// all endpoints that have ever answered have named the new ID.
 func (m *member) intercept(
 	ctx context.Context, method string, req, reply any,
 	conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
@@ -451,7 +437,19 @@ func (m *member) intercept(
 	if err != nil || !ok || r.GetHeader().GetClusterId() == 0 {
 		return err
 	}
-	return m.cluster.sameCluster(m.endpoint, r.GetHeader().ClusterId)
+
+	c := m.cluster
+	id := r.GetHeader().ClusterId
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ids[m.endpoint] = id
+	for other, otherID := range c.ids {
+		if otherID != id {
+			return status.Errorf(codes.Unavailable, "%s and %s belong to different etcd clusters: "+
+				"name the members of one", shown(m.endpoint), shown(other))
+		}
+	}
+	return nil
 }
 
 // HandleConn gives up the member when its connection ends. gRPC may connect again before it reports

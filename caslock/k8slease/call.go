@@ -3,7 +3,6 @@ package k8slease
 import (
 	"bytes"
 	"context"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -142,9 +141,6 @@ func (s *api) noAnswer(err error) error {
 	}
 
 	hint := adapter.Hint(err, "ca=FILE, or in the kubeconfig", "kube+http://")
-	if errors.As(err, new(x509.HostnameError)) {
-		hint = "set server_name, or tls-server-name in the kubeconfig, to a name in its certificate"
-	}
 	return adapter.Explain("kubernetes at "+s.host+": ", err, hint)
 }
 

@@ -77,12 +77,9 @@ func New(
 func newStore(
 	ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock, create bool,
 ) (*Store, error) {
-	unfit := fmt.Errorf("natskv: bucket %q: %w: want no TTL, and a History of 1; "+
+	unfit := fmt.Errorf("natskv: bucket %q: %w: want a JetStream, no TTL, and a History of 1; "+
 		"if the server has another bucket, delete it", bucket.Bucket, backend.ErrInvalid)
-	if js == nil {
-		return nil, fmt.Errorf("natskv: %w: js is nil", backend.ErrInvalid)
-	}
-	if bucket.TTL > 0 || bucket.History > 1 {
+	if js == nil || bucket.TTL > 0 || bucket.History > 1 {
 		return nil, unfit // before the bucket is created, because a server accepts these settings
 	}
 

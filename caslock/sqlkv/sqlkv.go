@@ -99,12 +99,9 @@ var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 // New returns a store in a table of db, and creates the table unless it exists. The database
 // remains the caller's.
 func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, error) {
-	if db == nil || d.table == "" {
-		return nil, fmt.Errorf("sqlkv: %w: want a database and a dialect", backend.ErrInvalid)
-	}
-	if !tableName.MatchString(table) {
-		return nil, fmt.Errorf("sqlkv: %w: parameter table: want letters, digits and _",
-			backend.ErrInvalid)
+	if db == nil || d.table == "" || !tableName.MatchString(table) {
+		return nil, fmt.Errorf("sqlkv: %w: parameter table: want letters, digits and _ "+
+			"(New also wants a database and a dialect)", backend.ErrInvalid)
 	}
 
 	fill := strings.NewReplacer("$t", table, "$now", d.now).Replace

@@ -126,7 +126,7 @@ func Hint(err error, ca, plain string) string {
 	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return "name the file of its certificate authority: " + ca
 	case errors.As(err, new(x509.HostnameError)):
-		return "name the host that the certificate is for"
+		return "name the host that the certificate is for, or set server_name in kube://"
 	case errors.As(err, new(x509.CertificateInvalidError)):
 		return "renew the certificate, or correct the clock of this host"
 	case strings.Contains(err.Error(), "HTTP response to HTTPS client"),

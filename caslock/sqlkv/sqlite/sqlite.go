@@ -75,15 +75,14 @@ func parse(c hasp.Config) (string, error) {
 		return "", err
 	}
 
-	path := strings.TrimPrefix(node, "sqlite://")
-	if path == "" || path == ":memory:" || strings.HasSuffix(path, "/") {
+	file := strings.TrimPrefix(node, "sqlite://")
+	if file == "" || file == ":memory:" || strings.HasSuffix(file, "/") {
 		return "", adapter.Invalid("want a file that processes share: %s", form)
 	}
 
-	file := filepath.Clean(path)
 	if !filepath.IsAbs(file) {
 		return "", adapter.Invalid("file %q is relative, so each working directory would have its own: "+
-			"use sqlite:///%[2]s, or the full path of another directory", path)
+			"use sqlite:///%[2]s, or the full path of another directory", file)
 	}
 
 	directory := filepath.Dir(file)
