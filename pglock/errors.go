@@ -57,7 +57,8 @@ func flat(err error) string {
 func badConfig(err error, secrets ...string) error {
 	var path *fs.PathError // a file such as that of sslrootcert cannot be read
 	if errors.As(err, &path) {
-		return fmt.Errorf("%w: sslrootcert, sslcert, sslkey or passfile: %s %s: %w", backend.ErrInvalid, path.Op, path.Path, path.Err)
+		return fmt.Errorf("%w: sslrootcert, sslcert, sslkey or passfile: %s %s: %w",
+			backend.ErrInvalid, path.Op, path.Path, path.Err)
 	}
 
 	text := flat(err)
@@ -67,7 +68,8 @@ func badConfig(err error, secrets ...string) error {
 			text = ""
 		}
 	}
-	return invalid("the address of the PostgreSQL or one of its parameters is wrong%s (want %s; percent-encode the password: %%2F for /)", text, form)
+	return invalid("the address of the PostgreSQL or one of its parameters is wrong%s (want %s; "+
+		"percent-encode the password: %%2F for /)", text, form)
 }
 
 // diagnose returns err, the error of opening a driver, in one line with advice. If the server has
@@ -76,7 +78,7 @@ func diagnose(err error) error {
 	if err == nil {
 		return nil
 	}
-	text := flat(err)
+	text := oneLine(err).Error()
 	var reply *pgconn.PgError
 	if errors.As(err, &reply) {
 		text = reply.Message

@@ -55,7 +55,7 @@ var hints = []struct{ part, hint string }{
 	{"unable to open", "check that the directory exists and that this user may write to it"},
 	{"not a database", "this file is no SQLite file: name another one, which hasp creates"},
 	{"no such column", "this table has other columns: name another one, as in table=locks"},
-	{"database is locked", "a transaction has written to the file: give locks a file of their own"},
+	{"database is locked", "another program or transaction has locked it: give locks a file of their own"},
 }
 
 // diagnose adds to err what to do about it, in one line. If it does not know what to do, or if err
