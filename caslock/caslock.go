@@ -14,6 +14,7 @@ import (
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 	"github.com/hasplock/hasp/internal/calls"
 )
 
@@ -44,7 +45,7 @@ func New(ctx context.Context, store Store, o *hasp.Options) (*hasp.Client, error
 // the conformance suite, or for a wrapper that is passed to [hasp.New]. If the store is a Watcher,
 // the driver is a backend.Waker.
 func NewDriver(ctx context.Context, store Store) (backend.Driver, error) {
-	if store == nil {
+	if adapter.IsNil(store) {
 		return nil, fmt.Errorf("caslock: %w: store is nil", backend.ErrInvalid)
 	}
 

@@ -146,6 +146,8 @@ func (s *repeating) Put(ctx context.Context, key string, value []byte, at string
 func TestStoresThatCannotKeepLocks(t *testing.T) {
 	await.ErrorIs(t, "no store",
 		await.ErrorOf(caslock.New(t.Context(), nil, nil)), backend.ErrInvalid)
+	await.ErrorIs(t, "a nil pointer",
+		await.ErrorOf(caslock.New(t.Context(), (*memkv.Store)(nil), nil)), backend.ErrInvalid)
 	synctest.Test(t, func(t *testing.T) {
 		_, err := caslock.NewDriver(t.Context(), racing{memkv.New()})
 		if !errors.Is(err, backend.ErrInvalid) || !strings.Contains(err.Error(), "atomic") {

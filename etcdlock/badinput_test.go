@@ -38,7 +38,7 @@ func refused(t *testing.T, at string, invalid bool, words ...string) {
 	c, err := hasp.Open(ctx, "etcdlock+"+at, &hasp.Options{Timeout: 20 * time.Second})
 	isRefusal(t, at, c, err, invalid, words...)
 	if u, e := url.Parse(at); e == nil && u.Scheme == "etcd" {
-		conf := clientv3.Config{Endpoints: []string{u.Host}, Username: u.User.Username()}
+		conf := clientv3.Config{Endpoints: strings.Split(u.Host, ","), Username: u.User.Username()}
 		conf.Password, _ = u.User.Password()
 		c, err := etcdlock.New(conf, nil)
 		isRefusal(t, "New of "+at, c, err, invalid, words...)

@@ -50,8 +50,8 @@ func sendBeat(ctx context.Context, m *member, lease int64) (beat, error) {
 	defer end() // ends the stream
 
 	began := m.cluster.clock.now()
-	// The option makes the call fail at once if there is no connection. failFast does not do that
-	// for streams.
+	// The option makes the call fail at once if there is no connection. The method intercept does
+	// not do that for streams.
 	stream, err := m.leases.LeaseKeepAlive(ctx, grpc.WaitForReady(false))
 	if err == nil {
 		err = stream.Send(&pb.LeaseKeepAliveRequest{ID: lease})

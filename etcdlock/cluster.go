@@ -14,7 +14,9 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 )
 
 const (
@@ -25,6 +27,10 @@ const (
 	// A search asks the member in use this much earlier than the other members. Otherwise another
 	// member would replace a member that is only slow, and the calls in flight would fail.
 	headStart = time.Second
+
+	// A search that begins without a member compares the clusters of the members that answer within
+	// this time after the first one.
+	comparison = 500 * time.Millisecond
 
 	searchTime = 3 * time.Second        // bounds one search for a member
 	signInTime = 10 * time.Second       // bounds one search if there is a user, because etcd checks passwords slowly
@@ -52,6 +58,8 @@ type cluster struct {
 	failed  time.Time     // when the last search failed
 	rest    time.Duration // the next search may begin at failed + rest
 	err     error         // the error of the last search
+
+	ids map[string]uint64 // the cluster that each endpoint has named in its last answer
 }
 
 // The function call sends one call to the etcd. If the member is silent, the function waits for the
@@ -303,21 +311,34 @@ func (c *cluster) find(old *member) (*member, error) {
 		})
 	}
 
+	var first *member
 	var cause error // the first error, but rather one that is not a timeout, because it says more
 	for range c.all {
 		select {
 		case m := <-found:
-			return m, nil
+			if first != nil {
+				m.close() // its answer has served the comparison in intercept
+				continue
+			}
+			first = m
+			wait := comparison
+			if old != nil {
+				wait = 0
+			}
+			time.AfterFunc(wait, cancel)
 		case err := <-failed:
 			if cause == nil || errors.Is(cause, os.ErrDeadlineExceeded) {
 				cause = err
 			}
 		case <-ctx.Done():
-			return nil, cmp.Or(cause, explain(c.ctx, c.all[0], ctx.Err()))
+			cause = cmp.Or(cause, explain(c.ctx, c.all[0], ctx.Err()))
 		}
 	}
 
-	return nil, cause
+	if first != nil {
+		cause = nil
+	}
+	return first, cause
 }
 
 // The method close waits for the goroutines, and ends the connection. The caller has ended c.ctx.
@@ -373,7 +394,8 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	m := &member{endpoint: endpoint, cluster: c}
 	m.watcher.m = m
 	// Clip makes append copy the slice, which is shared with concurrent calls of connect.
-	conf.DialOptions = append(slices.Clip(conf.DialOptions), grpc.WithStatsHandler(m))
+	conf.DialOptions = append(slices.Clip(conf.DialOptions), grpc.WithStatsHandler(m),
+		grpc.WithChainUnaryInterceptor(m.intercept))
 	if conf.Username != "" {
 		// Give the password to m.user and not to the etcd client, which would sign in by itself.
 		m.user.name = conf.Username
@@ -397,6 +419,37 @@ func (c *cluster) connect(endpoint string) (*member, error) {
 	}
 
 	return m, nil
+}
+
+// intercept makes each call that is no stream. The call fails at once if there is no connection. By
+// default, the etcd client lets a call wait for a connection. If the call times out in that wait,
+// its error does not say that the call was not sent.
+//
+// The call also fails if the last answer of another endpoint came from another cluster. No grant
+// and no renewal counts without such a call. After a restore under a new ID, the driver goes on when
+// all endpoints that have ever answered have named the new ID.
+func (m *member) intercept(
+	ctx context.Context, method string, req, reply any,
+	conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	err := call(ctx, method, req, reply, conn, append(opts, grpc.WaitForReady(false))...)
+	r, ok := reply.(interface{ GetHeader() *pb.ResponseHeader })
+	if err != nil || !ok || r.GetHeader().GetClusterId() == 0 {
+		return err
+	}
+
+	c := m.cluster
+	id := r.GetHeader().ClusterId
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ids[m.endpoint] = id
+	for other, otherID := range c.ids {
+		if otherID != id {
+			return status.Errorf(codes.Unavailable, "%s and %s belong to different etcd clusters: "+
+				"name the members of one", shown(m.endpoint), shown(other))
+		}
+	}
+	return nil
 }
 
 // HandleConn gives up the member when its connection ends. gRPC may connect again before it reports

@@ -154,6 +154,8 @@ func hintTLS(text string) string {
 	for _, advice := range []struct{ sign, hint string }{
 		{"unknown authority", "name the file of its certificate authority: ca"},
 		{"certificate is valid for", "set server_name to a name in its certificate"},
+		{"IP SANs", "set server_name to a name in its certificate"},
+		{"has expired", "renew its certificate, or correct the clock of this host"},
 		{"certificate is not valid", "set server_name to a name in its certificate"},
 		{"like a TLS handshake", "it speaks no TLS: use etcd://"},
 		{"remote error: tls", "check the client's certificate: cert and key"},

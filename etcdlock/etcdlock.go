@@ -35,7 +35,7 @@
 //	etcdlock+etcd://user:password@host:2379,host:2379,host:2379
 //	etcdlock+etcds://user:password@host:2379,host:2379,host:2379?ca=/path/to/ca.pem
 //
-// The hosts are all members of the etcd. The parameters are:
+// The hosts are all members of one etcd. The parameters are:
 //
 //	window       how long a waiter keeps its place without a sign of life (default 5s)
 //	ca           file of the certificate authorities to trust, in PEM   (etcds)
@@ -60,7 +60,6 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
-	"google.golang.org/grpc"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -221,6 +220,7 @@ func newDriver(conf clientv3.Config, o *Options, certs certificates) (*driver, e
 		all:   conf.Endpoints,
 		clock: d.clock,
 		beats: make(slots, maxBeats),
+		ids:   map[string]uint64{},
 		ctx:   conf.Context,
 	}
 
@@ -254,25 +254,11 @@ func settings(conf clientv3.Config) clientv3.Config {
 	// An answer about entries may exceed 4 MiB, the default of gRPC.
 	conf.MaxCallRecvMsgSize = math.MaxInt32
 
-	// The caller's options come after failFast, so that they win.
-	fast := grpc.WithChainUnaryInterceptor(failFast)
-	conf.DialOptions = append([]grpc.DialOption{fast}, conf.DialOptions...)
-
 	conf.DialTimeout = searchTime // also bounds a search: see find
 	if conf.Username != "" {
 		conf.DialTimeout = signInTime // a server checks passwords slowly
 	}
 	return conf
-}
-
-// failFast is an interceptor that makes a call fail at once if there is no connection. By default,
-// the etcd client lets a call wait for a connection. If the call times out in that wait, its error
-// does not say that the call was not sent.
-func failFast(
-	ctx context.Context, method string, req, reply any,
-	conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
-) error {
-	return call(ctx, method, req, reply, conn, append(opts, grpc.WaitForReady(false))...)
 }
 
 // Traits reports that the driver serves waiters in order of arrival, grants fences and shared

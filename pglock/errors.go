@@ -27,6 +27,9 @@ func (e *rewordedError) Unwrap() error { return e.err }
 
 // oneLine returns err with a text of one line. It returns nil if err is nil.
 func oneLine(err error) error {
+	if err != nil && err.Error() == "closed pool" {
+		return &rewordedError{"your pool was closed: close the Client of hasp first", err}
+	}
 	if err == nil || !strings.ContainsAny(err.Error(), "\n\r") {
 		return err
 	}
@@ -37,16 +40,14 @@ func oneLine(err error) error {
 // has a line for each attempt, and has the same line twice if pgx has tried a host with TLS and
 // without.
 func flat(err error) string {
-	var words []string
-	seen := map[string]bool{}
+	text := ""
 	for line := range strings.Lines(err.Error()) {
-		line = strings.TrimSpace(line)
-		if !seen[line] {
-			seen[line] = true
-			words = append(words, strings.Fields(line)...)
+		line = strings.Join(strings.Fields(line), " ")
+		if !strings.Contains(text, line) {
+			text += " " + line
 		}
 	}
-	return strings.Join(words, " ")
+	return strings.TrimSpace(text)
 }
 
 // badConfig returns the error of a URL or a parameter that pgx cannot use. The argument err is
@@ -56,7 +57,8 @@ func flat(err error) string {
 func badConfig(err error, secrets ...string) error {
 	var path *fs.PathError // a file such as that of sslrootcert cannot be read
 	if errors.As(err, &path) {
-		return fmt.Errorf("%w: %s %s: %w", backend.ErrInvalid, path.Op, path.Path, path.Err)
+		return fmt.Errorf("%w: sslrootcert, sslcert, sslkey or passfile: %s %s: %w",
+			backend.ErrInvalid, path.Op, path.Path, path.Err)
 	}
 
 	text := flat(err)
@@ -66,7 +68,8 @@ func badConfig(err error, secrets ...string) error {
 			text = ""
 		}
 	}
-	return invalid("the address of the PostgreSQL or one of its parameters is wrong%s (want %s)", text, form)
+	return invalid("the address of the PostgreSQL or one of its parameters is wrong%s (want %s; "+
+		"percent-encode the password: %%2F for /)", text, form)
 }
 
 // diagnose returns err, the error of opening a driver, in one line with advice. If the server has
@@ -75,13 +78,14 @@ func diagnose(err error) error {
 	if err == nil {
 		return nil
 	}
-	text := flat(err)
+	text := oneLine(err).Error()
 	var reply *pgconn.PgError
 	if errors.As(err, &reply) {
 		text = reply.Message
 	} else if errors.As(err, new(*pgconn.ConnectError)) {
 		text = strings.TrimPrefix(text, "failed to connect to ")
 	}
+	text = strings.ReplaceAll(text, context.DeadlineExceeded.Error(), "no answer")
 	if advice := hint(err); advice != "" {
 		text += " (" + advice + ")"
 	}
@@ -108,6 +112,8 @@ func hint(err error) string {
 		return "name the file of its certificate authority: sslrootcert=/path/to/ca.pem"
 	case errors.As(err, new(x509.HostnameError)):
 		return "name the host that the certificate is for"
+	case errors.As(err, new(x509.CertificateInvalidError)):
+		return "renew the certificate, or correct the clock of this host"
 	case strings.Contains(err.Error(), "server refused TLS"):
 		return "the server has no TLS: sslmode=disable, or switch on ssl in postgresql.conf"
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
@@ -115,7 +121,7 @@ func hint(err error) string {
 	case errors.As(err, new(*net.DNSError)):
 		return "check the host"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return "no answer: check host and port, and that no firewall is in between"
+		return "is that a PostgreSQL? check host and port, and that no firewall is in between"
 	}
 	return ""
 }

@@ -83,6 +83,9 @@ func (s *api) call(ctx context.Context, q request) (lease, error) {
 // send sends a request once. If the server is overloaded and has done nothing, pause is the
 // positive time after which the request may be sent again, and err says that.
 func (s *api) send(ctx context.Context, q *request) (a answer, pause time.Duration, err error) {
+	if s.host == "" || s.namespace == "" {
+		return a, 0, adapter.Invalid("want a server https://HOST:PORT, and a namespace")
+	}
 	var body io.Reader
 	if q.body != nil {
 		text, _ := json.Marshal(q.body) // no error, because each field can be encoded

@@ -25,6 +25,7 @@
 package k8slease
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -44,13 +45,14 @@ import (
 type Store struct{ api api }
 
 // New returns a store in a namespace of the API server at the URL server, such as https://10.0.0.1.
-// The argument client adds the credentials: rest.HTTPClientFor of client-go creates such a client.
+// The argument client adds the credentials: rest.HTTPClientFor of client-go creates such a client. If
+// it is nil, New uses http.DefaultClient. If server or namespace is malformed, each call fails with
+// backend.ErrInvalid.
 func New(client *http.Client, server, namespace string) *Store {
 	group := strings.TrimSuffix(server, "/") + "/apis/coordination.k8s.io/v1"
 	s := api{
-		client:    client,
+		client:    cmp.Or(client, http.DefaultClient),
 		url:       group + "/namespaces/" + url.PathEscape(namespace) + "/leases",
-		host:      "an unknown host",
 		namespace: namespace,
 	}
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"os"
 	"regexp"
 	"strings"
 
@@ -137,8 +138,9 @@ func defaultConfig(contextName string) (*rest.Config, error) {
 	).ClientConfig()
 	switch {
 	case clientcmd.IsEmptyConfig(err): // there is neither a kubeconfig nor a service account
-		return nil, adapter.Invalid("no kubeconfig, and this is no pod with a service account: " +
-			"set KUBECONFIG, or use kube://HOST:PORT/NAMESPACE?token_file=FILE&ca=FILE")
+		return nil, adapter.Invalid("no kubeconfig at KUBECONFIG=%s, and this is no pod with a service "+
+			"account: set KUBECONFIG, or use kube://HOST:PORT/NAMESPACE?token_file=FILE&ca=FILE",
+			os.Getenv("KUBECONFIG"))
 	case err != nil:
 		text := strings.Join(strings.Fields(err.Error()), " ")
 		return nil, adapter.Invalid(
@@ -173,7 +175,7 @@ func connect(conf *rest.Config, namespace string) (*Store, error) {
 
 	client, err := rest.HTTPClientFor(conf)
 	if err != nil {
-		return nil, adapter.Invalid("%v", err)
+		return nil, adapter.Invalid("ca, cert or key, here or in the kubeconfig: %v", err)
 	}
 	u, _, err := rest.DefaultServerUrlFor(conf)
 	if err != nil {

@@ -45,6 +45,7 @@ func TestBadURLs(t *testing.T) {
 		{"kube://host/ns?context=x", "parameter context: that is for kube:///NAMESPACE"},
 		{"kube://host/ns?token_file=/no/such/file", "/no/such/file"},
 		{"kube://host/ns?ca=/no/such/file", "/no/such/file"},
+		{"kube://host/ns?ca=open.go", "ca, cert or key"},
 	}.Invalid(t)
 }
 
@@ -84,7 +85,7 @@ func TestKubeconfig(t *testing.T) {
 
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "missing"))
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	adaptertest.Invalid(t, "kube:///default", "no kubeconfig", "set KUBECONFIG")
+	adaptertest.Invalid(t, "kube:///default", "no kubeconfig at KUBECONFIG=/", "set KUBECONFIG")
 }
 
 // status is a handler that refuses requests for which the function is returns true. The fake
@@ -138,6 +139,8 @@ func TestRefusals(t *testing.T) {
 		{refused(415, "no", is("patch")), "415", "does not know patch", "1.14"},
 		{refused(429, "slow down", all), "429", "overloaded"},
 		{refused(500, "a\nb", all), "500: a b"},
+		{strings.Replace(page, "kube+http:", "kube:", 1), "use kube+http://"},
+		{"kube://no-such-host.invalid/ns", "check the host"},
 		{page, "200 OK", "no JSON", "no API server"},
 		{missing, "404", "check the namespace missing"},
 	}.Fail(t)

@@ -2,6 +2,9 @@
 //
 //	hasp.Open(ctx, "nats://user:password@host:4222,host2:4222/bucket?replicas=3", nil)
 //
+// The hosts are the members of one cluster. If there are several, a server that belongs to no
+// cluster is refused.
+//
 // In place of user:password, the URL may have a token. With nats+tls:// the connection has TLS, and
 // with nats:// it has TLS if the server asks for it. The parameters:
 //
@@ -74,9 +77,9 @@ func New(
 func newStore(
 	ctx context.Context, js jetstream.JetStream, bucket jetstream.KeyValueConfig, clock, create bool,
 ) (*Store, error) {
-	unfit := fmt.Errorf("natskv: bucket %q: %w: want no TTL, and a History of 1; "+
+	unfit := fmt.Errorf("natskv: bucket %q: %w: want a JetStream, no TTL, and a History of 1; "+
 		"if the server has another bucket, delete it", bucket.Bucket, backend.ErrInvalid)
-	if bucket.TTL > 0 || bucket.History > 1 {
+	if js == nil || bucket.TTL > 0 || bucket.History > 1 {
 		return nil, unfit // before the bucket is created, because a server accepts these settings
 	}
 

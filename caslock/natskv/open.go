@@ -89,6 +89,11 @@ func (s *settings) driver(ctx context.Context) (d backend.Driver, err error) {
 		}
 	}()
 
+	if len(s.servers) > 1 && nc.ConnectedClusterName() == "" {
+		return nil, adapter.Invalid("the server that answers belongs to no cluster: name one server, " +
+			"or the members of one cluster")
+	}
+
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err

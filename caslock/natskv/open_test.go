@@ -131,10 +131,11 @@ func TestTokenAndConfig(t *testing.T) {
 	n := startNode(t, func(o *server.Options) { o.Authorization = "hunter2/@" })
 	adaptertest.Works(t, "nats://hunter2%2F%40@"+n.addr+"/locks")
 	adaptertest.Fails(t, "nats://hunter2@"+n.addr+"/locks", "check user and password")
+	adaptertest.Invalid(t, "nats://hunter2%2F%40@127.0.0.1:1,"+n.addr+"/locks", "no cluster", "name one server")
 
 	c := hasp.Config{
 		Strategy: "nats",
-		Nodes:    []string{"nats://hunter2%2F%40@127.0.0.1:1," + n.addr + "/locks"},
+		Nodes:    []string{"nats://hunter2%2F%40@" + n.addr + "/locks"},
 		Params:   map[string]string{"ttl": "10s", "create": "false", "clock": "true"},
 	}
 	client := await.Value(c.Open(t.Context(), nil))

@@ -11,6 +11,7 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go/logging"
 
 	"github.com/hasplock/hasp"
 	"github.com/hasplock/hasp/backend"
@@ -112,7 +113,7 @@ func parse(c hasp.Config) (*settings, error) {
 // client alone uses. Its errors are for users: wrong settings are backend.ErrInvalid.
 func (s *settings) newClient(ctx context.Context) (*s3.Client, *http.Transport, error) {
 	conf, err := config.LoadDefaultConfig(ctx,
-		config.WithRegion(s.region), config.WithSharedConfigProfile(s.profile))
+		config.WithLogger(logging.Nop{}), config.WithRegion(s.region), config.WithSharedConfigProfile(s.profile))
 	if err != nil {
 		return nil, nil, adapter.Invalid(
 			"%w: check AWS_PROFILE, AWS_CA_BUNDLE and the files in ~/.aws", err)

@@ -53,6 +53,7 @@ import (
 
 	"github.com/hasplock/hasp/backend"
 	"github.com/hasplock/hasp/caslock"
+	"github.com/hasplock/hasp/caslock/internal/adapter"
 	"github.com/hasplock/hasp/caslock/internal/parallel"
 )
 
@@ -91,7 +92,7 @@ type Store struct {
 // New returns a store in a bucket, which must exist. Names of its objects begin with prefix, such
 // as "locks/". Set clock only if the servers' clocks agree. The retries of client are not used.
 func New(client Client, bucket, prefix string, clock bool) (*Store, error) {
-	if client == nil || bucket == "" || len(prefix) > 700 {
+	if adapter.IsNil(client) || bucket == "" || len(prefix) > 700 {
 		return nil, fmt.Errorf("s3kv: %w: want a client, a bucket and a prefix of 700 bytes at most",
 			backend.ErrInvalid)
 	}

@@ -48,14 +48,14 @@ var hints = []struct{ part, hint string }{
 	{"Error 1792 ", "transactions of this session are read-only: switch transaction_read_only off"},
 	{"Error 1836 ", readOnly},
 	{"Error 3159 ", "the server wants TLS: add tls=true"},
-	{"server does not support TLS", "remove tls, or configure the server for TLS"},
+	{"server does not support TLS", "remove tls and ca, or configure the server for TLS"},
 
 	{"readonly database", "give this user the right to write the file and its directory"},
 	{"disk is full", "free space on the disk of the file"},
 	{"unable to open", "check that the directory exists and that this user may write to it"},
 	{"not a database", "this file is no SQLite file: name another one, which hasp creates"},
 	{"no such column", "this table has other columns: name another one, as in table=locks"},
-	{"database is locked", "a transaction has written to the file: give locks a file of their own"},
+	{"database is locked", "another program or transaction has locked it: give locks a file of their own"},
 }
 
 // diagnose adds to err what to do about it, in one line. If it does not know what to do, or if err
@@ -70,7 +70,7 @@ func diagnose(err error) error {
 			return adapter.Explain("", err, h.hint)
 		}
 	}
-	if hint := adapter.Hint(err, "ca=/path/to/ca.pem", ""); hint != "" {
+	if hint := adapter.Hint(err, "ca=/path/to/ca.pem", "tls=false"); hint != "" {
 		return adapter.Explain("", err, hint)
 	}
 	return err

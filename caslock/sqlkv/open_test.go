@@ -20,6 +20,7 @@ import (
 	"github.com/hasplock/hasp/caslock/sqlkv"
 	"github.com/hasplock/hasp/internal/await"
 	"github.com/hasplock/hasp/internal/crew"
+	"github.com/hasplock/hasp/internal/testcert"
 )
 
 func needMariaDB(t *testing.T) {
@@ -67,6 +68,8 @@ func TestMariaDBErrorsOfOpenSayWhatToDo(t *testing.T) {
 	)
 
 	at := "mysql://app:right@" + m.addr + "/app"
+	ca, _, err := testcert.Write(t.TempDir(), "ca.example")
+	await.Must(t, err)
 	nobody := "mysql://app:hunter2@" + await.Value(crew.FreeAddr()) + "/app"
 	for url, words := range map[string][]string{
 		"mysql://":                          {"mysql://user:password@host:3306/database"},
@@ -74,7 +77,8 @@ func TestMariaDBErrorsOfOpenSayWhatToDo(t *testing.T) {
 		"mysql://" + m.addr + "/app":        {"no user"},
 		"mysql://app:hunter2@hunter2@h/app": {"%40"},
 		"mysql://app:hunter2%@h/app":        {"%25"},
-		at + "?table=a-b":                   {"table name"},
+		"mysql://app:hunter2^@h/app":        {"percent-encode the password"},
+		at + "?table=a-b":                   {"parameter table: want letters"},
 		at + "?tls=maybe":                   {"tls", "skip-verify"},
 		at + "?ca=/no/file":                 {"parameter ca", "no such file"},
 		at + "?pool_size=0":                 {"from 1 to 1000"},
@@ -83,6 +87,7 @@ func TestMariaDBErrorsOfOpenSayWhatToDo(t *testing.T) {
 		adaptertest.Invalid(t, url, words...)
 	}
 	for url, words := range map[string][]string{
+		at + "?tls=preferred&ca=" + ca:           {"does not support TLS"},
 		nobody:                                   {"refused", "is the server running there?"},
 		"mysql://app:hunter2@" + m.addr + "/app": {"check user and password"},
 		"mysql://root@" + m.addr + "/nope":       {"nope", "CREATE DATABASE"},

@@ -100,9 +100,8 @@ var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 // remains the caller's.
 func New(ctx context.Context, db *sql.DB, d Dialect, table string) (*Store, error) {
 	if db == nil || d.table == "" || !tableName.MatchString(table) {
-		return nil, fmt.Errorf(
-			"sqlkv: %w: want a database, a dialect, and a table name of letters, digits and _",
-			backend.ErrInvalid)
+		return nil, fmt.Errorf("sqlkv: %w: parameter table: want letters, digits and _ "+
+			"(New also wants a database and a dialect)", backend.ErrInvalid)
 	}
 
 	fill := strings.NewReplacer("$t", table, "$now", d.now).Replace

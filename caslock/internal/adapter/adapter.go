@@ -3,10 +3,14 @@ package adapter
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
+	"reflect"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,6 +22,12 @@ import (
 // Invalid returns a backend.ErrInvalid with a text.
 func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{backend.ErrInvalid}, args...)...)
+}
+
+// IsNil reports whether an interface is nil, or contains a nil pointer.
+func IsNil(v any) bool {
+	r := reflect.ValueOf(v)
+	return v == nil || r.Kind() == reflect.Pointer && r.IsNil()
 }
 
 // Node returns the only node of c. The text form says what a URL looks like.
@@ -98,6 +108,7 @@ func Explain(at string, err error, hint string) error {
 	const most = 500 // bytes; the text may contain a whole page of a proxy
 
 	text := strings.Join(strings.Fields(err.Error()), " ")
+	text = strings.ReplaceAll(text, context.DeadlineExceeded.Error(), "no answer")
 	if len(text) > most {
 		text = text[:most] + "…"
 	}
@@ -115,15 +126,20 @@ func Hint(err error, ca, plain string) string {
 	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return "name the file of its certificate authority: " + ca
 	case errors.As(err, new(x509.HostnameError)):
-		return "name the host that the certificate is for"
+		return "name the host that the certificate is for, or set server_name in kube://"
 	case errors.As(err, new(x509.CertificateInvalidError)):
 		return "renew the certificate, or correct the clock of this host"
-	case strings.Contains(err.Error(), "HTTP response to HTTPS client"):
+	case strings.Contains(err.Error(), "HTTP response to HTTPS client"),
+		errors.As(err, new(tls.RecordHeaderError)):
 		return "the server has no TLS: use " + plain
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "is the server running there? check host and port"
+	case errors.As(err, new(*net.DNSError)):
+		return "check the host in the URL"
+	case errors.Is(err, io.EOF), strings.Contains(err.Error(), "malformed HTTP"):
+		return "that is another kind of server, or it is ending: check host and port"
 	case IsTimeout(err):
-		return "no answer: check host and port, and that no firewall is in between"
+		return "is that the right kind of server? check host and port, and that no firewall is in between"
 	}
 
 	return ""

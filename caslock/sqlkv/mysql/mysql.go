@@ -107,17 +107,13 @@ func parse(ctx context.Context, c hasp.Config) (*mysql.Config, error) {
 		return nil, adapter.Invalid("parameters: %v", err)
 	}
 
-	cfg.TLS, err = trust(c.Params["ca"], cfg.TLS, u.Hostname())
-	if err != nil {
-		return nil, err
-	}
 	cfg.Params = map[string]string{"autocommit": "1"} // whatever the server's default is
 	cfg.Logger = &mysql.NopLogger{}                   // otherwise each lost connection is logged
 	if end, ok := ctx.Deadline(); ok {
 		// Bound each dial, which may outlive the call that it began for.
 		cfg.Timeout = time.Until(end)
 	}
-	return cfg, nil
+	return cfg, trust(cfg, c.Params["ca"], u.Hostname())
 }
 
 // parseNode returns the only node of c as a URL with a user, a host and a database.
@@ -137,8 +133,8 @@ func parseNode(c hasp.Config) (*url.URL, error) {
 
 	u, err := url.Parse("mysql://" + place)
 	if err != nil {
-		return nil, adapter.Invalid("the node is malformed: want %s, with %%25 for %% and %%2F for / in "+
-			"the password", form)
+		return nil, adapter.Invalid("the node is malformed: want %s; percent-encode the password "+
+			"(%%40 for @, %%2F for /, %%25 for %%, …)", form)
 	}
 	database := databaseOf(u)
 	switch {
@@ -155,22 +151,24 @@ func parseNode(c hasp.Config) (*url.URL, error) {
 // databaseOf returns the name of the database in a URL.
 func databaseOf(u *url.URL) string { return strings.TrimPrefix(u.Path, "/") }
 
-// trust returns the settings of TLS. If the parameter ca names no file, they are t, the settings of
-// the parameter tls. Otherwise they replace t: only the certificates in the file are trusted, and
-// the server's certificate must be for the host. So the parameter ca also overrides
-// tls=skip-verify, which would accept any certificate.
-func trust(file string, t *tls.Config, host string) (*tls.Config, error) {
+// trust replaces the settings of the parameter tls, if the parameter ca names a file: only the
+// certificates in the file are trusted, and the server's certificate must be for the host. So the
+// parameter ca also overrides tls=skip-verify, which would accept any certificate, and
+// tls=preferred, which would accept a server without TLS.
+func trust(cfg *mysql.Config, file, host string) error {
 	if file == "" {
-		return t, nil
+		return nil
 	}
 
 	pem, err := os.ReadFile(file)
 	if err != nil {
-		return nil, adapter.Invalid("parameter ca: %v", err)
+		return adapter.Invalid("parameter ca: %v", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, adapter.Invalid("parameter ca: %s has no certificate in PEM", file)
+		return adapter.Invalid("parameter ca: %s has no certificate in PEM", file)
 	}
-	return &tls.Config{RootCAs: pool, ServerName: host}, nil
+	cfg.TLS = &tls.Config{RootCAs: pool, ServerName: host}
+	cfg.AllowFallbackToPlaintext = false
+	return nil
 }

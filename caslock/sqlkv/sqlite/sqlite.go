@@ -1,7 +1,6 @@
 // Package sqlite registers the strategy sqlite, which keeps locks in an SQLite file:
 //
 //	sqlite:///var/lib/app/locks.db?ttl=10s
-//	sqlite://relative.db?table=locks
 //
 // Give locks a file of their own: package [sqlkv] says why, and what the locks guarantee. The file
 // is created unless it exists. It must be on a local disk, and two more files appear beside it. The
@@ -15,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -59,24 +59,30 @@ func open(ctx context.Context, c hasp.Config) (backend.Driver, error) {
 	// SQLite has one writer at a time, and one that waits polls. So the calls of this process take
 	// turns at one connection, which keeps their order.
 	db.SetMaxOpenConns(1)
-	return sqlkv.NewDriver(ctx, db, sqlkv.SQLite, cmp.Or(c.Params["table"], defaultTable))
+	d, err := sqlkv.NewDriver(ctx, db, sqlkv.SQLite, cmp.Or(c.Params["table"], defaultTable))
+	if adapter.IsTimeout(err) {
+		return nil, fmt.Errorf("another program has locked the file, or its disk hangs: %w",
+			os.ErrDeadlineExceeded)
+	}
+	return d, err
 }
 
-// parse returns the absolute path of the file.
+// parse returns the path of the file, which must be absolute: processes with different working
+// directories would not exclude each other.
 func parse(c hasp.Config) (string, error) {
 	node, err := adapter.Node(c, form)
 	if err != nil {
 		return "", err
 	}
 
-	path := strings.TrimPrefix(node, "sqlite://")
-	if path == "" || path == ":memory:" || strings.HasSuffix(path, "/") {
+	file := strings.TrimPrefix(node, "sqlite://")
+	if file == "" || file == ":memory:" || strings.HasSuffix(file, "/") {
 		return "", adapter.Invalid("want a file that processes share: %s", form)
 	}
 
-	file, err := filepath.Abs(path)
-	if err != nil {
-		return "", adapter.Invalid("%v", err)
+	if !filepath.IsAbs(file) {
+		return "", adapter.Invalid("file %q is relative, so each working directory would have its own: "+
+			"use sqlite:///%[2]s, or the full path of another directory", file)
 	}
 
 	directory := filepath.Dir(file)
