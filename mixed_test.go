@@ -29,6 +29,7 @@ func TestClientsShareAMixedKey(t *testing.T) {
 		ctx := timeout(t, t.Context(), 30*time.Second)
 		var ours, theirs, longest atomic.Int64
 		var wg sync.WaitGroup
+		var last *hasp.Client
 		for range 3 {
 			library := store.Driver()
 			wg.Go(func() {
@@ -56,6 +57,7 @@ func TestClientsShareAMixedKey(t *testing.T) {
 				return err
 			}
 			c := await.Value(hasp.New(f, nil))
+			last = c
 			defer c.Close()
 			for range 2 { // so that the hold is also handed over in the Client
 				wg.Go(func() {
@@ -74,6 +76,15 @@ func TestClientsShareAMixedKey(t *testing.T) {
 			}
 		}
 		wg.Wait()
+
+		// When the library has gone, the Clients leave no gap any more.
+		time.Sleep(time.Minute)
+		began := time.Now()
+		for range 30 {
+			unlock(t, lockNow(t, last, "k"))
+			time.Sleep(10 * time.Millisecond)
+		}
+		within(t, "30 Locks without the library", began, 30*(10*time.Millisecond+2*trip))
 
 		share := float64(theirs.Load()) / float64(ours.Load()+theirs.Load())
 		t.Logf("%d holds of the Clients, %d of the library", ours.Load(), theirs.Load())

@@ -113,6 +113,16 @@ func TestExtendByACancelledCallerIsOfUnknownOutcome(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		between(t, "the term after a late answer", time.Until(l.Expires()), 59*time.Minute, time.Hour)
 		unlock(t, l)
+
+		// The wait for a renewal in flight also ends with the context.
+		l = t.lock("k")
+		t.renew = slow(10 * time.Second)
+		go l.Extend(t.Context(), time.Minute)
+		synctest.Wait()
+		ctx = timeout(t, t.Context(), 100*time.Millisecond)
+		start = time.Now()
+		wantOnly(t, "Extend beside another one", l.Extend(ctx, time.Hour), context.DeadlineExceeded)
+		within(t, "Extend beside another one", start, 150*time.Millisecond)
 	})
 }
 

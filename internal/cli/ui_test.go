@@ -59,7 +59,7 @@ func TestUIServesThePageUntilCtrlC(t *testing.T) {
 
 func TestUIWantsATokenOffThisHost(t *testing.T) {
 	t.Parallel()
-	const token = "the-token-of-this-test"
+	const token = "sixteen-letters!"
 	p, named := page(t, "", "ui", "--url", store(t), "--listen", "0.0.0.0:0", "--token", token)
 	u := await.Value(url.Parse(named))
 	at := "http://127.0.0.1:" + u.Port() + "/"

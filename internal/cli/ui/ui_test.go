@@ -319,6 +319,12 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 	}
 
+	for range 2*maxSpans + 1 {
+		w.history.add(span{owner: "new"})
+	}
+	if w.history.spans[0].owner != "new" {
+		t.Error("an old span is left after many new ones")
+	}
 	for range 2 * maxGaps {
 		w.history.addGap("outage", time.Now(), time.Now())
 	}
