@@ -617,7 +617,7 @@ func open(_ context.Context, c hasp.Config) (backend.Driver, error) {
 	if len(c.Nodes) == 1 {
 		name = c.Nodes[0]
 	}
-	if strings.ContainsAny(name, ":/") { // probably the address of a server
+	if strings.Contains(name, ":") { // probably the address of a server
 		return nil, fmt.Errorf("%w: memlock has no transport and no server: "+
 			"want memlock:// or memlock://NAME", hasp.ErrInvalid)
 	}
