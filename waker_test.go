@@ -3,6 +3,7 @@ package hasp_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -87,8 +88,10 @@ func TestCallersThatListen(t *testing.T) {
 		within  time.Duration // longest time from the release, or from the end of ttl, to the grant
 		asked   int           // most attempts; 0 means any number, because the caller polls
 		listens int           // least number of calls of Listen
+		foreign bool          // the holder is another program, which wakes nobody
 	}{
 		"woken":                {told: true, asked: 7, listens: 1},
+		"a foreign holder":     {foreign: true, within: 200 * time.Millisecond, listens: 1},
 		"the message is lost":  {within: time.Second, asked: 7, listens: 1},
 		"the holder dies":      {ttl: 2500 * time.Millisecond, within: 2 * time.Millisecond, asked: 6, listens: 1},
 		"before its own end":   {opts: options{hasp.WithMaxWait(at + 5*time.Millisecond)}, within: 5 * time.Millisecond, asked: 7, listens: 1},
@@ -101,6 +104,14 @@ func TestCallersThatListen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withWaker(t, &hasp.Options{Timeout: 6 * time.Second}, func(t *testing.T, w *waking, c *hasp.Client) {
 				w.listen = tc.listen
+				w.acquire = func(q *call) error {
+					err := q.send()
+					var held *backend.HeldError
+					if errors.As(err, &held) {
+						held.Foreign = tc.foreign
+					}
+					return err
+				}
 				heldByAnother(t, w.faulty, cmp.Or(tc.ttl, time.Hour))
 				time.AfterFunc(at, func() {
 					w.Driver.Release(context.Background(), backend.Claim{Key: "k", Token: "stranger"})

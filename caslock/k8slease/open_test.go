@@ -213,9 +213,7 @@ func TestCertificates(t *testing.T) {
 // The kubelet replaces the token's file before the token expires. After the server has refused the
 // old token, the next call sends the new one.
 func TestTheTokenIsReadAgain(t *testing.T) {
-	t.Parallel()
 	var valid atomic.Value
-	valid.Store("Bearer first")
 	h := status(401, "Unauthorized", func(r *http.Request) bool {
 		if r.ProtoMajor != 1 {
 			t.Errorf("the calls share a connection by %s", r.Proto)
@@ -223,15 +221,31 @@ func TestTheTokenIsReadAgain(t *testing.T) {
 		return r.Header.Get("Authorization") != valid.Load()
 	})
 	host, ca := tlsServer(t, "api.example", h)
-	token := writeFile(t, "token", "first")
+	token := writeFile(t, "token", "")
 	query := url.Values{"token_file": {token}, "ca": {ca}}.Encode()
-	c := await.Value(hasp.Open(t.Context(), "kube://"+host+"/default?"+query, nil))
-	defer c.Close()
 
-	await.Must(t, os.WriteFile(token, []byte("second"), 0o600))
-	valid.Store("Bearer second")
-	_, err := c.TryLock(t.Context(), "key")
-	adaptertest.Clear(t, "the call", err, "401", "expired")
-	l := await.Value(c.TryLock(t.Context(), "key"))
-	await.Must(t, l.Unlock(t.Context()))
+	// With a kubeconfig, and also in a pod, client-go has read the token before.
+	t.Setenv("KUBECONFIG", writeFile(t, "config", fmt.Sprintf(`
+apiVersion: v1
+kind: Config
+current-context: this
+clusters: [{name: this, cluster: {server: "https://%s", certificate-authority: %q}}]
+contexts: [{name: this, context: {cluster: this, user: me}}]
+users: [{name: me, user: {tokenFile: %q}}]
+`, host, ca, token)))
+	for _, at := range []string{"kube://" + host + "/default?" + query, "kube:///default"} {
+		renew := func(to string) {
+			await.Must(t, os.WriteFile(token, []byte(to), 0o600))
+			valid.Store("Bearer " + to)
+		}
+		renew("first")
+		c := await.Value(hasp.Open(t.Context(), at, nil))
+		defer c.Close()
+
+		renew("second")
+		_, err := c.TryLock(t.Context(), "key")
+		adaptertest.Clear(t, "the call", err, "401", "expired")
+		l := await.Value(c.TryLock(t.Context(), "key"))
+		await.Must(t, l.Unlock(t.Context()))
+	}
 }
