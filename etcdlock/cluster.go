@@ -28,9 +28,9 @@ const (
 	// member would replace a member that is only slow, and the calls in flight would fail.
 	headStart = time.Second
 
-	// A search that begins without a member compares the clusters of the members that answer within
-	// this time after the first one.
-	comparison = 500 * time.Millisecond
+	// The first search of a driver compares the clusters of the members that answer within this time
+	// after the first one.
+	comparison = 200 * time.Millisecond
 
 	searchTime = 3 * time.Second        // bounds one search for a member
 	signInTime = 10 * time.Second       // bounds one search if there is a user, because etcd checks passwords slowly
@@ -276,6 +276,9 @@ func (c *cluster) searchLocked() <-chan struct{} {
 func (c *cluster) find(old *member) (*member, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.conf.DialTimeout)
 	defer cancel()
+	c.mu.Lock()
+	isFirst := len(c.ids) == 0
+	c.mu.Unlock()
 	if old != nil {
 		within, cancel := context.WithTimeout(ctx, headStart)
 		defer cancel()
@@ -322,7 +325,7 @@ func (c *cluster) find(old *member) (*member, error) {
 			}
 			first = m
 			wait := comparison
-			if old != nil {
+			if !isFirst {
 				wait = 0
 			}
 			time.AfterFunc(wait, cancel)

@@ -11,7 +11,7 @@
 // the last removal left.
 //
 // The URL memlock:// or memlock://NAME names a store that all Clients of the process with that URL
-// share. The Client of [New] has a store of its own. The URL has no parameters.
+// share. NAME has no colon. The Client of [New] has a store of its own. The URL has no parameters.
 package memlock
 
 import (

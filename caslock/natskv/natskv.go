@@ -2,8 +2,8 @@
 //
 //	hasp.Open(ctx, "nats://user:password@host:4222,host2:4222/bucket?replicas=3", nil)
 //
-// The hosts are the members of one cluster. If there are several, a server that belongs to no
-// cluster is refused.
+// The hosts are the members of one cluster. If there are several, Open refuses a server that belongs
+// to no cluster.
 //
 // In place of user:password, the URL may have a token. With nats+tls:// the connection has TLS, and
 // with nats:// it has TLS if the server asks for it. The parameters:

@@ -194,7 +194,7 @@ func NoAnswer(d time.Duration) error {
 
 // Plain returns err, wrapped if need be so that it does not match the error of any context. Many
 // network timeouts match context.DeadlineExceeded, although the caller's own context has not ended.
-// If the text of err goes on after that error, as with a hint, it stays as it is.
+// If the text of err does not end with that error, as with a hint, the text stays as it is.
 func Plain(err error, d time.Duration) error {
 	if !IsContextError(err) {
 		return err

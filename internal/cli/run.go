@@ -311,11 +311,13 @@ func cannotRun(name string, err error) error {
 	}
 	code := exitCannotRun
 	hint := ""
-	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+	isAbsent := errors.Is(err, fs.ErrNotExist)
+	if isAbsent || errors.Is(err, exec.ErrNotFound) {
 		code = exitNotFound
-		hint = " (or the interpreter in its first line was not found)"
 		if strings.Contains(name, " ") {
 			hint = " (no quotes around the whole command, or: sh -c '...')"
+		} else if isAbsent {
+			hint = " (or the interpreter in its first line was not found)"
 		}
 	}
 	return codeError{code, fmt.Errorf("cannot run %s: %w%s", text.Quote(name), err, hint)}

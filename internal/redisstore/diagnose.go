@@ -43,7 +43,7 @@ func lockHints(a address) hints {
 const noScripts = "this server runs no scripts: a sentinel, or a proxy?"
 
 // diagnose returns an error that says in one line why a server cannot be used, and what to do about
-// it. The argument took is how long the attempt lasted. Only the error of a timeout shows it. The
+// it. The argument took is how long the attempt lasted, or 0. Only the error of a timeout shows it. The
 // hint contains no text that the server replied.
 func diagnose(err error, h hints, took time.Duration) error {
 	var (
@@ -60,7 +60,10 @@ func diagnose(err error, h hints, took time.Duration) error {
 		err = u.cause // that no connection could be made says more than the missing reply
 	}
 
-	within := max(took, 10*time.Millisecond).Round(10 * time.Millisecond)
+	within := "" // if it is not known how long the attempt lasted
+	if took > 0 {
+		within = fmt.Sprintf(" within %v", max(took, 10*time.Millisecond).Round(10*time.Millisecond))
+	}
 
 	// Check specific causes before general ones, because an error may have both. For example, a TLS
 	// handshake that timed out is also a timeout.
@@ -72,13 +75,13 @@ func diagnose(err error, h hints, took time.Duration) error {
 	case errors.Is(err, errHandshake):
 		hint = handshakeHint(err)
 		if timedOut(err) {
-			err = said{fmt.Sprintf("%v: no answer within %v", errHandshake, within), err}
+			err = said{fmt.Sprintf("%v: no answer%s", errHandshake, within), err}
 		}
 	case errors.As(err, &dns):
 		err = said{"the host was not found", dns}
 		hint = "check the host in the URL"
 	case timedOut(err):
-		err = said{fmt.Sprintf("no answer within %v", within), err}
+		err = said{"no answer" + within, err}
 		hint = "check host and port, and that no firewall is in between; a port that speaks TLS " +
 			"needs rediss:// or TLSConfig, and any other port needs neither"
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -113,6 +116,8 @@ func diagnose(err error, h hints, took time.Duration) error {
 	return fmt.Errorf("%w (%s)", err, hint)
 }
 
+const grantKeys = "grant the user ~PREFIX* for your keys, and ~hasp:*: docs/redis.md"
+
 // replyHint returns the hint for an error that the server replied, or "" if there is none.
 func replyHint(text string, h hints) string {
 	const later = "try again later"
@@ -121,7 +126,8 @@ func replyHint(text string, h hints) string {
 		{"replicas confirmed", "are there as many replicas as the parameter replicas says, and " +
 			"do they keep up?"},
 		{"DENIED", "give Redis a password, or have it listen on the loopback only"},
-		{"of the keys", "grant the user ~PREFIX* for your keys, and ~hasp:*: docs/redis.md"},
+		{"of the keys", grantKeys},
+		{"access a key", grantKeys}, // from Redis 7.2 on
 		{"NOPERM", "docs/redis.md lists the rights that the user needs"},
 		{"DB index", "check the number of the database in the URL"},
 		{"SELECT is not allowed", "check the number of the database in the URL"},

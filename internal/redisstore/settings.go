@@ -35,6 +35,8 @@ func (s *settings) isDemoted(err error) bool { return !s.isCluster && resp.IsRea
 func (s *settings) unconfirmed(wait Reply) error {
 	n, ok := wait.Value.(int64)
 	switch {
+	case resp.IsReply(wait.Err): // with the whole text as the reply, because diagnose shows only that
+		return resp.ReplyError("replicas did not confirm: " + wait.Err.Error())
 	case wait.Err != nil:
 		return fmt.Errorf("replicas did not confirm: %w", wait.Err)
 	case !ok:
