@@ -205,7 +205,6 @@ func TestNilClientsAndLeasesAreInvalid(t *testing.T) {
 	var c *hasp.Client
 	var l *hasp.Lease
 	var ls *hasp.Leases
-	_, lockErr := c.Lock(t.Context(), "k")
 	lease, err := opened(t, memlock.NewDriver(), nil).Lock(t.Context(), "k")
 	if err != nil {
 		t.Fatal(err)
@@ -213,10 +212,15 @@ func TestNilClientsAndLeasesAreInvalid(t *testing.T) {
 	copied := new(hasp.Lease) // made so that go vet does not see the copy
 	reflect.ValueOf(copied).Elem().Set(reflect.ValueOf(lease).Elem())
 	for name, err := range map[string]error{
-		"Lock":          lockErr,
+		"Lock":          errOf(c.Lock(t.Context(), "k")),
+		"Resume":        errOf(c.Resume(t.Context(), hasp.Handle{Key: "k"})),
+		"Inspect":       errOf(c.Inspect(t.Context(), "k")),
+		"Break":         c.Break(t.Context(), "k"),
+		"List":          errOf(listOf(c, t.Context(), "")),
 		"Close":         c.Close(),
 		"Unlock":        l.Unlock(t.Context()),
 		"Extend":        l.Extend(t.Context(), time.Second),
+		"Detach":        errOf(l.Detach(t.Context(), time.Second)),
 		"Leases.Unlock": ls.Unlock(t.Context()),
 		"a copy":        copied.Unlock(t.Context()),
 	} {

@@ -58,6 +58,9 @@ func (x Handle) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(x)) }
 // Of the options, Resume takes only WithTTL, WithoutRenewal and WithMaxHold; others are ErrInvalid.
 // A new max hold counts from now, and cannot end later than that of the detached lease.
 func (c *Client) Resume(ctx context.Context, x Handle, opts ...Option) (*Lease, error) {
+	if err := c.checkNil("resume", x.Key); err != nil {
+		return nil, err
+	}
 	w := &wait{c: c, r: request{op: "resume", name: x.Key, ttl: x.TTL}, end: clock.Never}
 	w.r.apply(opts)
 	return w.observed(ctx, func(ctx context.Context) (*Lease, error) { return c.resume(ctx, w, x) })

@@ -233,8 +233,8 @@ func isOutage(err error) bool {
 	return !calls.IsContextError(err)
 }
 
-// joined joins the errors of fn and of Unlock, or returns the only one that is not nil. A loss
-// comes first, because the error of fn is often only a consequence of the loss. The text has one
+// joined joins two errors, or returns the only one that is not nil. The argument unlock is an error
+// of Unlock. A loss comes first, because the other error is often only a consequence of the loss. The text has one
 // line, unlike that of errors.Join.
 func joined(err, unlock error) error {
 	switch {

@@ -247,7 +247,7 @@ func TestLogEvents(t *testing.T) {
 		last := got[len(got)-1] // after further failures of the renewal
 		begin(t, append(slices.Clip(got[:8]), last),
 			fmt.Sprintf(`DEBUG hasp: acquired key=a b op=lock wait=1s fence=%d`, l.Fence()),
-			`DEBUG hasp: refused key=a b op=trylock wait=0s err=hasp: trylock "a b": held by another caller of this Client (to re-enter, lock with the context of that caller's lease), 10s left`,
+			`DEBUG hasp: refused key=a b op=trylock wait=0s err=hasp: trylock "a b": held by another caller of this Client (a nested call needs the lease's context), 10s left`,
 			fmt.Sprintf(`DEBUG hasp: released key=a b op=lock hold=2s fence=%d`, l.Fence()),
 			`DEBUG hasp: acquired key=lost op=lock wait=0s`,
 			`ERROR hasp: lost key=lost op=lock hold=`,

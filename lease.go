@@ -593,6 +593,9 @@ func (l *Lease) callExtend(ctx context.Context, cl backend.Claim, bound time.Dur
 // it. The errors are those of [Lease.Extend]. ErrInvalid can also mean that another lease shares
 // the hold by re-entry, or that the key is not UTF-8, which JSON cannot contain.
 func (l *Lease) Detach(ctx context.Context, ttl time.Duration) (Handle, error) {
+	if l == nil {
+		return Handle{}, errNilLease
+	}
 	x, err := l.detach(ctx, ttl)
 	if err != nil {
 		return Handle{}, newError("detach", l.key, err)

@@ -46,8 +46,8 @@ var waitPool = sync.Pool{New: func() any { return new(wait) }}
 
 // lock does what Lock and TryLock do. The argument op is "lock" or "trylock".
 func (c *Client) lock(ctx context.Context, op, key string, opts []Option) (*Lease, error) {
-	if c.isNil() {
-		return nil, &Error{op, key, errNilClient}
+	if err := c.checkNil(op, key); err != nil {
+		return nil, err
 	}
 	w := waitPool.Get().(*wait)
 	defer func() {

@@ -131,6 +131,14 @@ func newClient(d backend.Driver, o *Options) (*Client, error) {
 // isNil reports whether c is nil or zero, so that neither New nor Open has created it.
 func (c *Client) isNil() bool { return c == nil || c.core == nil }
 
+// checkNil returns an Error if c is nil or zero.
+func (c *Client) checkNil(op, key string) error {
+	if c.isNil() {
+		return &Error{op, key, errNilClient}
+	}
+	return nil
+}
+
 // unused returns the keys before the first one that this Client uses, or leaves to other Clients.
 func (c *Client) unused(keys []string) []string {
 	c.mu.Lock()
@@ -145,6 +153,9 @@ type Status = backend.Status
 // term, the fence, and the waiters. If the driver cannot inspect, the error is
 // errors.ErrUnsupported.
 func (c *Client) Inspect(ctx context.Context, key string) (Status, error) {
+	if err := c.checkNil("inspect", key); err != nil {
+		return Status{}, err
+	}
 	s, err := inspect(&c.store, ctx, key, backend.Inspector.Inspect)
 	return s, newError("inspect", key, err)
 }
@@ -178,6 +189,9 @@ func (c *Client) heldBy(ctx context.Context, key string) error {
 // that Client may even hand the hold over to another of its callers: for 50 ms after the store has
 // confirmed the hold, or while the key lingers.
 func (c *Client) Break(ctx context.Context, key string) error {
+	if err := c.checkNil("break", key); err != nil {
+		return err
+	}
 	began := c.clock.Now()
 	err := errNoReturn
 	defer func() { c.broke(key, began, err) }() // also if the driver panics
@@ -242,6 +256,9 @@ type Entry = backend.Entry
 // each call. If there is an error, List yields it once, at the end, as an [*Error]. If the driver
 // cannot list, the error is errors.ErrUnsupported.
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
+	if err := c.checkNil("list", prefix); err != nil {
+		return func(yield func(Entry, error) bool) { yield(Entry{}, err) }
+	}
 	return list(&c.store, ctx, prefix)
 }
 

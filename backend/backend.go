@@ -184,7 +184,7 @@ func (e *HeldError) Error() string {
 		return text
 	case e.Here:
 		text = "held by another caller of this Client" +
-			" (to re-enter, lock with the context of that caller's lease)"
+			" (a nested call needs the lease's context)"
 	case e.Owner != "":
 		text = fmt.Sprintf("held by %q", e.Owner)
 	}

@@ -25,7 +25,7 @@ func TestHeldErrorIsErrHeld(t *testing.T) {
 		{backend.HeldError{}, backend.ErrHeld.Error()},
 		{backend.HeldError{Owner: "a\x1b[2Jb", RetryAfter: 12345 * time.Millisecond}, `held by "a\x1b[2Jb", 12s left`},
 		{backend.HeldError{RetryAfter: time.Microsecond}, `held by another, 1ms left`},
-		{backend.HeldError{Owner: "me", Here: true}, "held by another caller of this Client (to re-enter, lock with the context of that caller's lease)"},
+		{backend.HeldError{Owner: "me", Here: true}, "held by another caller of this Client (a nested call needs the lease's context)"},
 		{backend.HeldError{Owner: "a", RetryAfter: 12 * time.Hour, Kept: true}, `kept for 12h0m0s more by a min hold of "a"`},
 		{backend.HeldError{RetryAfter: time.Second, Kept: true}, `kept for 1s more by a min hold`},
 	} {

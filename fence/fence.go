@@ -32,8 +32,6 @@ var (
 	ErrNone = errors.New("no fence")
 )
 
-var errNil = fmt.Errorf("fence: %w: an argument of Do is nil", hasp.ErrInvalid)
-
 // StaleError is [ErrStale] with both fences. It also matches [hasp.ErrLost].
 type StaleError struct {
 	Resource string

@@ -26,9 +26,6 @@ type entry struct {
 // the writes of others have ended, Do returns ctx's cause. A write that fails or panics also raises
 // the fence, because it may have changed something.
 func (m *Memory) Do(ctx context.Context, resource string, write func(context.Context) error) error {
-	if write == nil {
-		return errNil
-	}
 	f, err := Of(ctx)
 	if err != nil {
 		return err

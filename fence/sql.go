@@ -69,9 +69,6 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string) error {
 // Do calls write in a transaction after [SQL.Check], and commits the transaction. If write returns
 // an error, Do rolls back and returns that error.
 func (s SQL) Do(ctx context.Context, db *sql.DB, resource string, write func(ctx context.Context, tx *sql.Tx) error) error {
-	if db == nil || write == nil {
-		return errNil
-	}
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err

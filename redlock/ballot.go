@@ -149,7 +149,7 @@ func (b *ballot) failures() error {
 	for i, vote := range b.votes {
 		switch {
 		case vote == errPending && b.verdict == errAbandoned:
-			errs[i] = b.nodes[i].store.Unanswered()
+			errs[i] = b.nodes[i].store.Unanswered(b.nodes[i].name)
 		case vote != errNo && vote != errPending:
 			errs[i] = vote // an error, or nil for yes
 		}

@@ -111,7 +111,7 @@ func (a *app) root() *cobra.Command {
 		},
 		SilenceErrors:              true,
 		SilenceUsage:               true,
-		SuggestionsMinimumDistance: 2,
+		SuggestionsMinimumDistance: 1, // with 2, every short name resembles ls
 		Version:                    version(),
 	}
 

@@ -164,13 +164,13 @@ func (s *Store) probe(ctx context.Context) error {
 func (s *Store) Name() string { return s.name }
 
 // Unanswered returns the error of a call that has no answer yet. It says why no connection could be
-// made, if that is known. The Store must have a single server.
-func (s *Store) Unanswered() error {
+// made, if that is known. The error begins with the given name. The Store must have a single server.
+func (s *Store) Unanswered(name string) error {
 	err := s.one.calls.noReply()
 	if err != errNoReply {
 		err = said{diagnose(err, s.hints, 0).Error(), err}
 	}
-	return s.fail(err)
+	return s.prefix(name, err)
 }
 
 // NamesRun reports whether the replies of DoAll contain the run ID of the server.
@@ -399,7 +399,7 @@ func (s *Store) outcome(ctx context.Context, at *server, r Reply) (any, error) {
 		err = fmt.Errorf("%w (this is one server of a cluster: use redis-cluster://host:port)", err)
 	case single && resp.IsReadOnly(err):
 		err = fmt.Errorf("%w (it is a replica: name the master, or the sentinels)", err)
-	case resp.IsReply(err), errors.Is(err, redis.ErrClosed):
+	case resp.IsReply(err), errors.Is(err, redis.ErrClosed) && s.opened == nil:
 		err = said{diagnose(err, s.hints, 0).Error(), err}
 	}
 
