@@ -277,8 +277,9 @@ func (c *cluster) find(old *member) (*member, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.conf.DialTimeout)
 	defer cancel()
 	c.mu.Lock()
-	isFirst := len(c.ids) == 0
+	isFirst := len(c.ids) == 0 // no member has answered yet
 	c.mu.Unlock()
+
 	if old != nil {
 		within, cancel := context.WithTimeout(ctx, headStart)
 		defer cancel()
@@ -319,16 +320,16 @@ func (c *cluster) find(old *member) (*member, error) {
 	for range c.all {
 		select {
 		case m := <-found:
-			if first != nil {
-				m.close() // its answer has served the comparison in intercept
+			switch {
+			case first != nil:
+				m.close() // the method intercept has compared its cluster
 				continue
+			case isFirst:
+				time.AfterFunc(comparison, cancel) // wait for the clusters of the other members
+			default:
+				cancel()
 			}
 			first = m
-			wait := comparison
-			if !isFirst {
-				wait = 0
-			}
-			time.AfterFunc(wait, cancel)
 		case err := <-failed:
 			if cause == nil || errors.Is(cause, os.ErrDeadlineExceeded) {
 				cause = err

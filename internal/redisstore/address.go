@@ -119,7 +119,8 @@ func parse(node string) (address, error) {
 		return a, nil
 	}
 
-	switch rest := hosts + path; {
+	rest := hosts + path
+	switch {
 	case strings.ContainsAny(hosts, " \t\r\n"):
 		return a, invalid("node: a space or a line break is among the hosts: want %s", a.form())
 	case strings.Contains(rest, "://"):
